@@ -1,0 +1,77 @@
+"""The CIFAR ResNet of LUCIR, Mnemonics and AANets: the paper's backbone for 32x32 images."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aanets_plugin.baselines.heads import CosineLinear
+
+
+class CifarBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut; the network's last block ends without a ReLU, so that
+    a cosine classifier sees features of both signs."""
+
+    def __init__(self, inputs: int, filters: int, *, stride: int = 1, last: bool = False) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, filters, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(filters)
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(filters)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != filters:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
+            )
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        out = out + self.shortcut(x)
+        return out if self.last else F.relu(out, inplace=True)
+
+
+class CifarResNet(nn.Module):
+    """Three stages of `depth` blocks with 16, 32 and 64 filters: 6 · depth + 2 layers."""
+
+    def __init__(self, depth: int, num_classes: int, in_channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = _stage(16, 16, depth, stride=1)
+        self.layer2 = _stage(16, 32, depth, stride=2)
+        self.layer3 = _stage(32, 64, depth, stride=2, last=True)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = CosineLinear(64, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the classifier sees: [batch, 64]."""
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x))  # type: ignore[no-any-return]
+
+
+def _stage(
+    inputs: int, filters: int, depth: int, *, stride: int, last: bool = False
+) -> nn.Sequential:
+    blocks = [CifarBlock(inputs, filters, stride=stride, last=last and depth == 1)]
+    blocks += [CifarBlock(filters, filters, last=last and i == depth - 1) for i in range(1, depth)]
+    return nn.Sequential(*blocks)
+
+
+def resnet20(num_classes: int = 100, in_channels: int = 3) -> CifarResNet:
+    """20 layers: three blocks per stage."""
+    return CifarResNet(3, num_classes, in_channels)
+
+
+def resnet32(num_classes: int = 100, in_channels: int = 3) -> CifarResNet:
+    """32 layers, five blocks per stage: the paper's network for CIFAR-100."""
+    return CifarResNet(5, num_classes, in_channels)

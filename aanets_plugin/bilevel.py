@@ -1,0 +1,387 @@
+"""BilevelStrategy: the upper level of the training, α on a class-balanced subset (Eq. 8).
+
+The lower level (Eq. 7) is the host's own loop. Phases, updates and the history of α live here;
+how a gradient becomes a step is in `steps.py`, how a loop is joined without editing it in
+`attach.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aanets_plugin.attach import Attachment, LoaderSource
+from aanets_plugin.convert import freeze_base, thaw_base
+from aanets_plugin.errors import (
+    ConfigurationError,
+    NonFiniteLossError,
+    PhaseError,
+    UnsupportedModelError,
+)
+from aanets_plugin.levels import levels
+from aanets_plugin.modes import evaluating
+from aanets_plugin.scaling import absorb, scaled_layers
+from aanets_plugin.steps import NormalizedStep, PlainStep
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class AlphaRecord:
+    """α of one level after one update, and the balanced loss before it (None: α is fixed)."""
+
+    phase: int
+    epoch: int
+    level: str
+    weights: tuple[float, ...]
+    loss: float | None
+
+
+class BilevelStrategy:
+    """Learns α of a converted model between the epochs of any training loop.
+
+    The constructor puts the model into its base phase, in which there is one branch and nothing
+    to aggregate; the end of phase 0 freezes θ_base. Build the optimizer of each phase after
+    `begin_phase`, since the parameters change there.
+
+    Args:
+        model: a converted model; DataParallel, DDP or torch.compile may be around it.
+        lr: how far α moves. With `normalize`, the length of the first step of a phase; 0 keeps α
+            fixed and makes no pass over the balanced data.
+        momentum: share of the previous step that is taken again.
+        normalize: scale each level's steps by the gradients it has had in this phase (AdaGrad), so
+            that neither the scale of the loss nor the level matters. False: Eq. 8 as it stands.
+        loss_fn: `loss_fn(model, batch)` gives the mean loss of a batch. Default: cross-entropy on
+            batches `(x, y, …)` and outputs that are logits or a dict with `"logits"`.
+        base_phase: False for a network that is trained already: phase 0 is incremental then.
+        update_base: θ_base ← φ ⊙ θ_base after each phase (the paper's supplement A).
+        schedule: factor on `lr` by the epoch in the phase, counted from 0.
+        max_batches: how many batches of the balanced loader to use in an update. Default: all.
+
+    Example:
+        >>> bilevel = BilevelStrategy(convert_to_aanet(model))
+        >>> for train_loader, balanced_loader in phases:
+        ...     bilevel.begin_phase()
+        ...     for epoch in range(epochs):
+        ...         train_one_epoch(model, train_loader)
+        ...         bilevel.after_epoch(balanced_loader)
+        ...     bilevel.end_phase()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        normalize: bool = True,
+        loss_fn: LossFunction | None = None,
+        base_phase: bool = True,
+        update_base: bool = False,
+        schedule: Callable[[int], float] | None = None,
+        max_batches: int | None = None,
+    ) -> None:
+        self.model = unwrapped(model)
+        if not levels(self.model):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has no adaptive levels, so there is no α to learn. "
+                f"Call convert_to_aanet(model) first."
+            )
+        if lr < 0 or not math.isfinite(lr):
+            raise ConfigurationError(f"lr={lr}: expected a number that is not negative.")
+        if not 0 <= momentum < 1:
+            raise ConfigurationError(f"momentum={momentum}: expected a number in [0, 1).")
+        if max_batches is not None and max_batches < 1:
+            raise ConfigurationError(f"max_batches={max_batches}: expected at least 1, or None.")
+        self.lr = lr
+        self.loss_fn = loss_fn or cross_entropy
+        self.base_phase = base_phase
+        self.update_base = update_base
+        self.schedule = schedule
+        self.max_batches = max_batches
+        self.step = (NormalizedStep if normalize else PlainStep)(momentum)
+        self.phase = -1
+        self.epoch = 0
+        self.in_phase = False
+        self.history: list[AlphaRecord] = []
+        self._attachment: Attachment | None = None
+        if base_phase:
+            thaw_base(self.model)
+        elif not levels(self.model)[0].base_frozen:
+            freeze_base(self.model)
+
+    @classmethod
+    def official(cls, model: nn.Module, **options: Any) -> BilevelStrategy:
+        """The authors' update to the letter: see `aanets_plugin.official.OfficialBilevel`."""
+        from aanets_plugin.official import OfficialBilevel
+
+        return OfficialBilevel(model, **options)
+
+    # -- phases --------------------------------------------------------------------------------
+
+    def begin_phase(self) -> None:
+        """Start the next phase: α goes on from where it is, its step sizes start anew."""
+        if self.in_phase:
+            raise PhaseError(f"phase {self.phase} has not ended: call end_phase() first.")
+        self.phase += 1
+        self.epoch = 0
+        self.in_phase = True
+        self.step.reset()
+
+    def after_epoch(self, balanced_loader: Iterable[Any] | None = None) -> float | None:
+        """Update α once, on all of `balanced_loader`; returns the loss there before the update.
+
+        A no-op that returns None in the base phase, which has no α. Only counts and records where
+        α cannot move: lr=0, or a model with a single branch.
+        """
+        self._require_phase("after_epoch")
+        loss = None
+        if not self.in_base_phase:
+            if self.learns_alpha:
+                loss = self._update(self._batches(balanced_loader))
+            for level in levels(self.model):
+                assert level.alpha is not None
+                weights = tuple(level.alpha.tolist())
+                record = AlphaRecord(self.phase, self.epoch, level.name, weights, loss)
+                self.history.append(record)
+        self.epoch += 1
+        return loss
+
+    def end_phase(self) -> None:
+        """End the phase: after the base phase θ_base is frozen and the stable branches appear."""
+        self._require_phase("end_phase")
+        self.detach()
+        if self.in_base_phase:
+            freeze_base(self.model)
+        else:
+            if self.epoch:
+                self._warn_if_phi_never_moved()
+            if self.update_base:
+                absorb(self.model)
+        self.in_phase = False
+
+    @property
+    def in_base_phase(self) -> bool:
+        return self.base_phase and self.phase <= 0
+
+    @property
+    def learns_alpha(self) -> bool:
+        return self.lr > 0 and any(len(level.blocks) > 1 for level in levels(self.model))
+
+    # -- a loop that cannot be edited ------------------------------------------------------------
+
+    def attach(
+        self,
+        balanced_loader: LoaderSource,
+        *,
+        every: int,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Attachment:
+        """Call `after_epoch(balanced_loader)` after every `every` optimizer steps, by a hook.
+
+        Use it in a phase, around training code that cannot be edited:
+
+            with bilevel.attach(balanced_loader, every=len(train_loader)):
+                their_train(model)
+
+        Without `with`, `detach()` or the end of the phase removes the hook. `balanced_loader` may
+        be a callable that returns the loader, where exemplars change. Without `optimizer` the
+        steps of every optimizer in the process count.
+        """
+        self._require_phase("attach")
+        if self._attachment is not None:
+            raise PhaseError("already attached: call detach() first, or leave the with block.")
+        if every < 1:
+            raise ConfigurationError(f"every={every}: expected the steps of an epoch, at least 1.")
+        self._attachment = Attachment(self, balanced_loader, every, optimizer)
+        return self._attachment
+
+    def detach(self) -> None:
+        """Remove the hook of `attach`, if there is one."""
+        if self._attachment is not None:
+            self._attachment.remove()
+            self._attachment = None
+
+    # -- history and state -----------------------------------------------------------------------
+
+    def to_csv(self, path: str | PathLike[str]) -> None:
+        """Write the history, one row per update and level."""
+        branches = max((len(record.weights) for record in self.history), default=0)
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            weights = [f"alpha_{branch}" for branch in range(branches)]
+            writer.writerow(["phase", "epoch", "level", "loss", *weights])
+            for r in self.history:
+                writer.writerow([r.phase, r.epoch, r.level, r.loss, *r.weights])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is to go on from here, but for the model's own state_dict, which has α."""
+        return {
+            "levels": [level.name for level in levels(self.model)],
+            "phase": self.phase,
+            "epoch": self.epoch,
+            "in_phase": self.in_phase,
+            "step": self.step.state_dict(),
+            "history": [asdict(record) for record in self.history],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`. Load the model's own state_dict as well, before or after."""
+        names = [level.name for level in levels(self.model)]
+        if state.get("levels") != names:
+            raise ConfigurationError(
+                f"the state is of a model with levels {state.get('levels')}, this one has {names}."
+            )
+        self.phase, self.epoch = state["phase"], state["epoch"]
+        self.in_phase = state["in_phase"]
+        self.step.load_state_dict(state["step"])
+        self.history = [
+            AlphaRecord(**{**record, "weights": tuple(record["weights"])})
+            for record in state["history"]
+        ]
+
+    # -- the update ------------------------------------------------------------------------------
+
+    def _update(self, batches: Iterable[Any]) -> float:
+        """One step on the gradient of the mean loss over all batches, and over all ranks."""
+        loss, gradients = self._gradients(batches)
+        with torch.no_grad():
+            for level, gradient in zip(levels(self.model), gradients, strict=True):
+                assert level.alpha is not None
+                alpha = level.alpha.detach().double().cpu()
+                level.alpha.copy_(self.step(level.name, alpha, gradient.cpu(), self.current_lr))
+        return loss
+
+    @property
+    def current_lr(self) -> float:
+        return self.lr * (self.schedule(self.epoch) if self.schedule else 1.0)
+
+    def _gradients(self, batches: Iterable[Any]) -> tuple[float, list[Tensor]]:
+        """The mean loss and its gradient by each level's α; the model is left as it was."""
+        where = levels(self.model)
+        total: Tensor | None = None
+        with alpha_alone(self.model) as alphas:
+            for batch in batches:
+                count = batch_size(batch)
+                loss = self.loss_fn(self.model, batch)
+                parts = torch.autograd.grad(loss, alphas)
+                flat = torch.cat([loss.detach().reshape(1), *parts]).double() * count
+                flat = torch.cat([flat, flat.new_tensor([count])])
+                total = flat if total is None else total + flat
+        if total is None:
+            raise ConfigurationError("the balanced loader gave no batch; α needs data to learn on.")
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(total)
+        mean = total[:-1] / total[-1]
+        if not torch.isfinite(mean).all():
+            raise NonFiniteLossError(
+                f"the balanced loss or its gradient is not finite (loss {mean[0].item()}) in phase "
+                f"{self.phase}, epoch {self.epoch}; α is as before. Look at the training loss and "
+                f"the learning rate of the lower level."
+            )
+        sizes = [len(level.branches) for level in where]
+        return mean[0].item(), list(torch.split(mean[1:], sizes))
+
+    def _batches(self, balanced_loader: Iterable[Any] | None) -> Iterator[Any]:
+        if balanced_loader is None:
+            raise ConfigurationError(
+                f"after_epoch() in phase {self.phase} needs the balanced loader: exemplars of the "
+                f"old classes and as many samples of each new one (see balanced_subset)."
+            )
+        return itertools.islice(balanced_loader, self.max_batches)
+
+    def _require_phase(self, what: str) -> None:
+        if not self.in_phase:
+            raise PhaseError(f"{what}() outside a phase: call begin_phase() first.")
+
+    def _warn_if_phi_never_moved(self) -> None:
+        phi = [layer.phi for layer in scaled_layers(self.model) if layer.phi.requires_grad]
+        if phi and all(bool((p == 1).all()) for p in phi):
+            warnings.warn(
+                f"the scaling weights φ did not move in phase {self.phase}. The optimizer does not "
+                f"have them: build it after begin_phase(), or from parameter_groups(model).",
+                stacklevel=3,
+            )
+
+
+@contextmanager
+def alpha_alone(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Eval mode, and nothing but the α of each level asks for a gradient.
+
+    All flags and torch's random state are given back as they were.
+    """
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    alphas = [level.alpha for level in levels(model) if level.alpha is not None]
+    asked = [alpha.requires_grad for alpha in alphas]
+    try:
+        with evaluating(model), torch.random.fork_rng(), torch.enable_grad():
+            for parameter in learning:
+                parameter.requires_grad_(False)
+            for alpha in alphas:
+                alpha.requires_grad_(True)
+            yield alphas
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        for alpha, flag in zip(alphas, asked, strict=True):
+            alpha.requires_grad_(flag)
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """The default loss: mean cross-entropy of a batch `(x, y, …)`."""
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise ConfigurationError(
+            f"a balanced batch is a {type(batch).__name__}; expected (x, y, …). For other batches "
+            f"give BilevelStrategy a loss_fn(model, batch)."
+        )
+    x, y = batch[0], batch[1]
+    device = next(itertools.chain(model.parameters(), model.buffers())).device
+    outputs = model(x.to(device, non_blocking=True))
+    logits = outputs.get("logits") if isinstance(outputs, dict) else outputs
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise ConfigurationError(
+            f"the model gives a {type(outputs).__name__}; expected logits [batch, classes] or a "
+            f"dict with 'logits'. For other outputs give BilevelStrategy a loss_fn(model, batch)."
+        )
+    if not y.is_cuda and len(y) and int(y.max()) >= logits.shape[1]:
+        raise ConfigurationError(
+            f"a balanced batch has label {int(y.max())}, the model has {logits.shape[1]} outputs. "
+            f"Map the labels as the training loop does, or give a loss_fn(model, batch)."
+        )
+    return F.cross_entropy(logits, y.to(device, non_blocking=True))
+
+
+def batch_size(batch: Any) -> int:
+    """The number of samples in a batch: the length of the first tensor in it."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, dict):
+        batch = batch.values()
+    for item in batch:
+        if isinstance(item, (Tensor, dict, tuple, list)):
+            return batch_size(item)
+    raise ConfigurationError(f"found no tensor in a balanced batch of type {type(batch).__name__}.")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DataParallel, DDP and torch.compile, in any nesting."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+        if inner is None and isinstance(model, wrappers):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner

@@ -1,0 +1,157 @@
+"""Parameters, multiply-adds and memory of a network, and exemplars under a strict budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.levels import Branches
+from aanets_plugin.modes import evaluating
+from aanets_plugin.scaling import _Held, scaled_layers
+
+MB = 2**20
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The cost columns of the paper's Table 1. `print(profile)` shows them."""
+
+    learnable: int
+    """Parameters that the lower level learns."""
+    parameters: int
+    """Learnable and frozen parameters."""
+    flops: int
+    """Multiply-adds of one forward with one input."""
+    parameter_bytes: int
+    exemplar_bytes: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all parameters and exemplars."""
+        return self.parameter_bytes + self.exemplar_bytes
+
+    def __str__(self) -> str:
+        return profile_table({"": self})
+
+
+def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) -> Profile:
+    """Count what `model` costs, with `exemplars` stored images of `input_shape` (C, H, W).
+
+    An image is stored with one byte per value. BatchNorm statistics and α do not count, as in
+    the paper. The model is run once, on zeros in eval mode, and is left as it was.
+
+    Example:
+        >>> from aanets_plugin.baselines import resnet32
+        >>> profile(resnet32(50), (3, 32, 32), exemplars=2000).learnable
+        469457
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import, and used here alone
+
+    shape = _checked_shape(input_shape)
+    if exemplars < 0:
+        raise ConfigurationError(f"exemplars={exemplars}: expected the number of stored images.")
+    weights = _weights(model)
+    like = next((w for w in weights if w.is_floating_point()), torch.zeros(0))
+    x = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)
+    with evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(x)
+    return Profile(
+        learnable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        parameters=sum(w.numel() for w in weights),
+        flops=counter.get_total_flops() // 2,  # torch counts a multiply-add as two
+        parameter_bytes=_bytes(weights),
+        exemplar_bytes=exemplars * math.prod(shape),
+    )
+
+
+def profile_table(profiles: Mapping[str, Profile]) -> str:
+    """The profiles under each other, as text."""
+    rows = [("", "learnable", "parameters", "FLOPs", "memory")]
+    for name, p in profiles.items():
+        memory = f"{p.memory / MB:.2f}MB"
+        rows.append((name, _short(p.learnable), _short(p.parameters), _short(p.flops), memory))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *cells in rows:
+        cells = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The strict memory budget: parameters and exemplars share what the plain network has.
+
+    Example:
+        >>> budget = MemoryBudget(per_class=20, classes=100, input_shape=(3, 32, 32))
+        >>> budget.exemplars_for(convert_to_aanet(resnet32(100), stem="paired"))
+        13
+    """
+
+    per_class: int
+    classes: int
+    input_shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _checked_shape(self.input_shape)
+        if self.per_class < 1 or self.classes < 1:
+            raise ConfigurationError(
+                f"per_class={self.per_class}, classes={self.classes}: both must be at least 1."
+            )
+
+    def exemplars_for(self, model: nn.Module) -> int:
+        """Exemplars per class that are left beside a converted model; its extra parameters are
+        paid in whole images per class, as in the paper's supplement B."""
+        extra = _bytes(_extra_weights(model))
+        left = self.per_class - math.ceil(extra / math.prod(self.input_shape) / self.classes)
+        if left < 1:
+            raise ConfigurationError(
+                f"{extra / MB:.1f}MB of extra parameters take all {self.per_class} exemplars of "
+                f"each of {self.classes} classes of shape {self.input_shape}. Use a larger memory, "
+                f"a smaller backbone, or fewer branches."
+            )
+        return left
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    """Everything that is, or was before it was frozen, a parameter."""
+    held = [m._buffers[name] for m in module.modules() if isinstance(m, _Held) for name in m.held]
+    return [*module.parameters(), *(tensor for tensor in held if tensor is not None)]
+
+
+def _extra_weights(model: nn.Module) -> list[Tensor]:
+    """What a converted model has beyond the plain one: φ, and every branch but the plastic."""
+    extra: dict[int, Tensor] = {id(layer.phi): layer.phi for layer in scaled_layers(model)}
+    for module in model.modules():
+        if isinstance(module, Branches):
+            for branch in module.branches[1:]:
+                extra.update((id(weight), weight) for weight in _weights(branch))
+    return list(extra.values())
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _checked_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
+    shape = tuple(input_shape)
+    if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
+        raise ConfigurationError(
+            f"input_shape={input_shape!r}: expected the shape of one input, as in (3, 32, 32)."
+        )
+    return shape
+
+
+def _short(count: int) -> str:
+    for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return (
+                f"{count / size:.3g}{unit}" if count < 100 * size else f"{count / size:.0f}{unit}"
+            )
+    return str(count)

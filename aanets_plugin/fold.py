@@ -1,0 +1,122 @@
+"""fold: a copy for inference, with φ multiplied in and BatchNorm fused into the convolutions."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from aanets_plugin.errors import UnsupportedModelError
+from aanets_plugin.levels import Branches
+from aanets_plugin.scaling import release
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """Return a copy of `model` for inference: same outputs in eval mode, fewer operations.
+
+    A BatchNorm is fused where the code of the module around it shows that its input is the output
+    of one convolution and nothing else reads that; where it cannot be seen, it stays. Works on a
+    plain network too. The copy does not learn.
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"fold: expected a torch.nn.Module, got {model!r:.80}")
+    folded = copy.deepcopy(model).eval()
+    release(folded)
+    graphs = [(parent, graph) for parent in folded.modules() if (graph := _trace(parent))]
+    uses = Counter(id(module) for traced in graphs for module in _used_modules(*traced))
+    places = Counter(id(m) for _, m in folded.named_modules(remove_duplicate=False))
+    for parent, graph in graphs:
+        for source_name, norm_name in _pairs(graph):
+            source, norm = parent.get_submodule(source_name), parent.get_submodule(norm_name)
+            conv, rest = _last(source), _after_fusion(norm)
+            involved = (source, conv, norm)
+            once = all(uses[id(m)] == places[id(m)] == 1 for m in involved)
+            if once and rest is not None and _is_plain_conv(conv) and not _hooked(*involved):
+                _fuse(conv, norm)
+                parent.set_submodule(norm_name, rest)
+    return folded.eval().requires_grad_(False)
+
+
+def _fuse(conv: Any, norm: Any) -> None:
+    conv.weight, conv.bias = fuse_conv_bn_weights(
+        conv.weight,
+        conv.bias,
+        norm.running_mean,
+        norm.running_var,
+        norm.eps,
+        norm.weight,
+        norm.bias,
+    )
+
+
+def _last(module: nn.Module) -> nn.Module:
+    """The module whose output a row of modules gives, e.g. the last convolution of a deep stem."""
+    while type(module) is nn.Sequential and len(module):
+        module = module[-1]
+    return module
+
+
+def _is_plain_conv(module: nn.Module) -> bool:
+    """Whether the output is linear in a `weight` and a `bias` that are the module's own."""
+    return "weight" in module._parameters and any(
+        isinstance(module, plain)
+        and type(module).forward is plain.forward
+        and type(module)._conv_forward is plain._conv_forward
+        for plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    )
+
+
+def _after_fusion(norm: nn.Module) -> nn.Module | None:
+    """What is left of a BatchNorm once its affine map is in the convolution; None: leave it."""
+    if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
+        return None
+    if type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        return nn.Identity()
+    rest = dict(norm.named_children())  # timm's BatchNormAct2d: dropout and activation follow
+    return nn.Sequential(rest["drop"], rest["act"]) if set(rest) == {"drop", "act"} else None
+
+
+def _hooked(*modules: nn.Module) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+class _ShallowTracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _trace(module: nn.Module) -> fx.Graph | None:
+    """What the module's forward does with its submodules, or None where it cannot be seen."""
+    containers = (nn.ModuleList, nn.ModuleDict, Branches)
+    if isinstance(module, containers) or not any(True for _ in module.children()):
+        return None
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(parameter.default is not parameter.empty for parameter in parameters):
+        return None  # what the caller gives for an option is not in this module's code
+    try:
+        return _ShallowTracer().trace(copy.copy(module))  # a copy: a forward may set attributes
+    except Exception:  # a forward that cannot be traced keeps its BatchNorm, which is correct too
+        return None
+
+
+def _used_modules(module: nn.Module, graph: fx.Graph) -> Iterator[nn.Module]:
+    """Every use of a submodule in a graph: a call of it, or a read of one of its tensors."""
+    for node in graph.nodes:
+        if node.op == "call_module":
+            yield module.get_submodule(str(node.target))
+        elif node.op == "get_attr" and (owner := str(node.target).rpartition(".")[0]):
+            yield module.get_submodule(owner)
+
+
+def _pairs(graph: fx.Graph) -> Iterator[tuple[str, str]]:
+    """Names of two modules of which the first is fed into the second and nowhere else."""
+    for node in graph.nodes:
+        source = node.args[0] if node.op == "call_module" and node.args else None
+        if isinstance(source, fx.Node) and source.op == "call_module" and len(source.users) == 1:
+            yield str(source.target), str(node.target)

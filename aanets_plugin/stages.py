@@ -1,0 +1,113 @@
+"""Where the residual stages and the stem of a network are, read off its modules and their code."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator
+from inspect import isfunction
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+
+def find_stages(model: nn.Module) -> list[str]:
+    """Dotted names of the residual stages in forward order; empty if there are none.
+
+    A residual block convolves, and its own forward adds. The stages are the modules that hold
+    such blocks, side by side in the first place from the root where there is more than one.
+    """
+    path, parent = "", model
+    while True:
+        found = _residual_children(parent)
+        single = [name for name in found if not _residual_children(parent.get_submodule(name))]
+        nests = [name for name in found if name not in single]
+        if len(nests) != 1 or _is_row_of_blocks(parent.get_submodule(nests[0])):
+            return [path + name for name in found]
+        # Beside one nest, a single block is a stem or a neck.
+        path, parent = f"{path}{nests[0]}.", parent.get_submodule(nests[0])
+
+
+def find_stem(model: nn.Module, first_stage: str) -> list[str]:
+    """Names of the modules with weights that come before the first stage, from the place on the
+    way up from it where there is a convolution among them. A linear layer is never stem."""
+    *parents, name = first_stage.split(".")
+    while True:
+        path = "".join(f"{parent}." for parent in parents)
+        before: list[str] = []
+        for sibling, module in model.get_submodule(path[:-1]).named_children():
+            if sibling == name:
+                break
+            if any(True for _ in module.parameters()) and not _contains(module, nn.Linear):
+                before.append(path + sibling)
+        if any(_contains(model.get_submodule(sibling), _ConvNd) for sibling in before):
+            return before
+        if not parents:
+            return []
+        name = parents.pop()
+
+
+def common_parent(names: list[str]) -> str:
+    """The dotted name of the deepest module that holds all of them; empty for the root."""
+    common: list[str] = []
+    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
+
+
+def _residual_children(module: nn.Module) -> list[str]:
+    return [
+        name
+        for name, child in module.named_children()
+        if any(_is_residual_block(inner) for inner in child.modules())
+    ]
+
+
+def _is_row_of_blocks(module: nn.Module) -> bool:
+    """Whether nothing but innermost residual blocks is in here: then this is one stage."""
+    return all(
+        _is_residual_block(child) and not _residual_children(child) for child in module.children()
+    )
+
+
+def _is_residual_block(module: Any) -> bool:
+    return _adds(type(module)) and _contains(module, _ConvNd)  # type: ignore[arg-type]
+
+
+def _contains(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(inner, kind) for inner in module.modules())
+
+
+@functools.cache
+def _adds(cls: Any) -> bool:
+    """Whether the forward of this class, or a method of its own that it calls, adds anything."""
+    own = {name for base in cls.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
+    seen: set[str] = set()
+    pending = ["forward"] if "forward" in own else []
+    while pending:
+        function = getattr(cls, name := pending.pop(), None)
+        if name in seen or not isfunction(function):
+            continue
+        seen.add(name)
+        for code in _codes(function.__code__):
+            for step in dis.get_instructions(code):
+                if step.opname in ("BINARY_ADD", "INPLACE_ADD"):  # Python 3.10
+                    return True
+                if step.opname == "BINARY_OP" and step.argrepr in ("+", "+="):
+                    return True
+                if step.argval in ("add", "add_"):
+                    return True
+            pending += [name for name in code.co_names if name in own]
+    return False
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions defined inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,153 @@
+"""A class-incremental loop as people write it, and the same loop with AANets: three added lines.
+
+python examples/own_loop.py --seeds 0 1 2
+
+Exemplar replay with herding on scikit-learn's 8x8 digits: 4 classes first, then 2 at a time. The
+lines that make it an AANet are marked with (1), (2) and (3).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from tqdm import tqdm
+
+from aanets_plugin import (
+    BilevelStrategy,
+    balanced_subset,
+    convert_to_aanet,
+    herd_classes,
+    parameter_groups,
+    plot_alpha,
+)
+from aanets_plugin.baselines import resnet20
+
+PHASES = [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9]]
+ARMS = {"plain": None, "AANets, fixed α": 0.0, "AANets, learned α": 0.1}
+
+
+def digits(seed: int) -> tuple[TensorDataset, TensorDataset]:
+    """Half for training, half for testing, classes in an order that the seed draws."""
+    images, labels = load_digits(return_X_y=True)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(10, generator=generator)
+    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
+    x = F.interpolate(x, scale_factor=2)
+    y = order[torch.tensor(labels)]
+    shuffled = torch.randperm(len(y), generator=generator)
+    halves = shuffled[: len(y) // 2], shuffled[len(y) // 2 :]
+    return TensorDataset(x[halves[0]], y[halves[0]]), TensorDataset(x[halves[1]], y[halves[1]])
+
+
+def of_classes(data: TensorDataset, classes: list[int]) -> Subset:
+    return Subset(data, torch.isin(data.tensors[1], torch.tensor(classes)).nonzero()[:, 0].tolist())
+
+
+def accuracy(model: torch.nn.Module, data: Subset) -> float:
+    model.eval()
+    x, y = next(iter(DataLoader(data, batch_size=len(data))))
+    with torch.no_grad():
+        return 100 * (model(x).argmax(1) == y).float().mean().item()
+
+
+def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[list[float], list]:
+    """One run over all phases: the accuracy on all classes seen after each, and α's history."""
+    torch.manual_seed(seed)
+    train, test = digits(seed)
+    model = resnet20(num_classes=10, in_channels=1)
+    lr_alpha = ARMS[arm]
+    bilevel = None
+    if lr_alpha is not None:
+        bilevel = BilevelStrategy(convert_to_aanet(model), lr=lr_alpha)  # (1)
+    memory: ConcatDataset | None = None
+    seen: list[int] = []
+    accuracies = []
+    for phase, classes in enumerate(PHASES):
+        if bilevel:
+            bilevel.begin_phase()  # (2), and its end_phase() below
+        seen += classes
+        new = of_classes(train, classes)
+        loader = DataLoader(
+            ConcatDataset([new, memory]) if memory else new, batch_size=32, shuffle=True
+        )
+        teacher = copy.deepcopy(model).eval().requires_grad_(False) if memory else None
+        balanced = DataLoader(balanced_subset(new, memory), batch_size=128) if memory else None
+        epochs = args.epochs if memory else 2 * args.epochs
+        groups = parameter_groups(model, lr=0.05, weight_decay=5e-4)
+        optimizer = torch.optim.SGD(groups, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        for _ in range(epochs):
+            model.train()
+            for x, y in loader:
+                logits = model(x)[:, : len(seen)]
+                loss = F.cross_entropy(logits, y)
+                if teacher is not None:
+                    old = len(seen) - len(classes)
+                    soft = (teacher(x)[:, :old] / 2).softmax(1)
+                    loss = loss + F.cross_entropy(logits[:, :old] / 2, soft)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            schedule.step()
+            if bilevel:
+                bilevel.after_epoch(balanced)  # (3)
+            progress.update()
+        if bilevel:
+            bilevel.end_phase()
+        accuracies.append(accuracy(model, of_classes(test, seen)))
+        progress.set_postfix(arm=arm, seed=seed, phase=phase, accuracy=f"{accuracies[-1]:.1f}")
+
+        model.eval()
+        with torch.no_grad():
+            x, y = next(iter(DataLoader(new, batch_size=len(new))))
+            chosen = herd_classes(model.features(x), y, args.memory_per_class)
+        kept = Subset(new, torch.cat(list(chosen.values())).tolist())
+        memory = ConcatDataset([*memory.datasets, kept] if memory else [kept])
+    return accuracies, bilevel.history if bilevel else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run per seed")
+    parser.add_argument("--epochs", type=int, default=12, help="per phase, twice that in the first")
+    parser.add_argument("--memory-per-class", type=int, default=5, help="exemplars of a class")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/own_loop"), help="folder for alpha.png"
+    )
+    args = parser.parse_args()
+    if args.epochs < 1 or args.memory_per_class < 1:
+        parser.error("--epochs and --memory-per-class must be at least 1")
+
+    results: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+    steps = len(ARMS) * len(args.seeds) * args.epochs * (len(PHASES) + 1)
+    with tqdm(total=steps, desc="epochs") as progress:
+        for seed in args.seeds:
+            for arm in ARMS:
+                accuracies, history = run(arm, args, seed, progress)
+                results[arm].append(accuracies)
+
+    print("\naccuracy (%) on all classes seen, mean over seeds, ± half the range of the average")
+    phases = "  ".join(f"phase {phase}" for phase in range(len(PHASES)))
+    print(f"{'':18}  {phases}  average")
+    for arm, runs in results.items():
+        means = [statistics.mean(column) for column in zip(*runs, strict=True)]
+        averages = [statistics.mean(accuracies) for accuracies in runs]
+        spread = (max(averages) - min(averages)) / 2
+        cells = "  ".join(f"{mean:7.1f}" for mean in means)
+        print(f"{arm:18}  {cells}  {statistics.mean(averages):7.1f} ± {spread:.1f}")
+    args.output.mkdir(parents=True, exist_ok=True)
+    plot_alpha(history, args.output / "alpha.png")
+    print(f"\nα of the last run: {args.output / 'alpha.png'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The examples run as a user runs them: as a script, from a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aanets_plugin
+
+ROOT = Path(__file__).parents[1]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(script: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    package = str(Path(aanets_plugin.__file__).parents[1])
+    path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), *options],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("examples/*.py")))
+def test_help_explains_the_script(script, tmp_path):
+    done = run(script, "--help", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script}")
+
+
+def test_quickstart_converts_tells_the_costs_and_draws_them(tmp_path):
+    done = run("quickstart.py", "--output", "out", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for network in ("timm resnet10t", "torchvision resnet18"):
+        (line,) = (line for line in lines if line.startswith(network))
+        assert float(line.split("differ by ")[1].split()[0]) < 1e-5
+        assert line.endswith("levels: layer1, layer2, layer3, layer4")
+    (header,) = (row for row in map(str.split, lines) if row[:1] == ["learnable"])
+    assert header == ["learnable", "parameters", "FLOPs", "memory"]
+    rows = [row[0] for row in map(str.split, lines) if len(row) == 5 and row[-1].endswith("MB")]
+    assert rows == ["plain", "all+scaling", "all+frozen", "scaling+frozen"]
+    assert any("exemplars per class" in line for line in lines)
+    assert str(Path("out", "profile.png")) in done.stdout
+
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["profile.png"]
+    assert (tmp_path / "out" / "profile.png").read_bytes().startswith(PNG)
