@@ -12,7 +12,7 @@ LoaderSource = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 class _Strategy(Protocol):
-    def after_epoch(self, balanced_loader: Iterable[Any] | None = None) -> float | None: ...
+    def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None: ...
 
     def detach(self) -> None: ...
 
@@ -39,8 +39,7 @@ class Attachment:
     def _count(self, *_: Any) -> None:
         self.steps += 1
         if self.steps % self.every == 0:
-            source = self.balanced_loader
-            self.strategy.after_epoch(source() if callable(source) else source)
+            self.strategy.after_epoch(self.balanced_loader)
 
     def remove(self) -> None:
         self._handle.remove()

@@ -8,12 +8,12 @@ how a gradient becomes a step is in `steps.py`, how a loop is joined without edi
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
@@ -38,7 +38,7 @@ from aanets_plugin.steps import NormalizedStep, PlainStep
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class AlphaRecord:
     """α of one level after one update, and the balanced loss before it (None: α is fixed)."""
 
@@ -139,9 +139,12 @@ class BilevelStrategy:
         self.epoch = 0
         self.in_phase = True
         self.step.reset()
+        self._phase_changed()
 
-    def after_epoch(self, balanced_loader: Iterable[Any] | None = None) -> float | None:
+    def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None:
         """Update α once, on all of `balanced_loader`; returns the loss there before the update.
+
+        The loader may be a callable that returns it; it is called only if α learns here.
 
         A no-op that returns None in the base phase, which has no α. Only counts and records where
         α cannot move: lr=0, or a model with a single branch.
@@ -150,6 +153,11 @@ class BilevelStrategy:
         loss = None
         if not self.in_base_phase:
             if self.learns_alpha:
+                if balanced_loader is None:
+                    raise ConfigurationError(
+                        f"after_epoch() in phase {self.phase} needs the balanced loader: exemplars "
+                        f"of the old classes and as many samples of each new one (balanced_subset)."
+                    )
                 loss = self._update(self._batches(balanced_loader))
             for level in levels(self.model):
                 assert level.alpha is not None
@@ -171,6 +179,10 @@ class BilevelStrategy:
             if self.update_base:
                 absorb(self.model)
         self.in_phase = False
+        self._phase_changed()
+
+    def _phase_changed(self) -> None:
+        """For subclasses: a phase has begun or ended, or was restored."""
 
     @property
     def in_base_phase(self) -> bool:
@@ -234,7 +246,7 @@ class BilevelStrategy:
             "epoch": self.epoch,
             "in_phase": self.in_phase,
             "step": self.step.state_dict(),
-            "history": [asdict(record) for record in self.history],
+            "history": [dataclasses.asdict(record) for record in self.history],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -246,7 +258,11 @@ class BilevelStrategy:
             )
         self.phase, self.epoch = state["phase"], state["epoch"]
         self.in_phase = state["in_phase"]
+        base_is_over = not self.in_base_phase or (self.phase == 0 and not self.in_phase)
+        if base_is_over and not levels(self.model)[0].base_frozen:
+            freeze_base(self.model)
         self.step.load_state_dict(state["step"])
+        self._phase_changed()
         self.history = [
             AlphaRecord(**{**record, "weights": tuple(record["weights"])})
             for record in state["history"]
@@ -274,8 +290,8 @@ class BilevelStrategy:
         total: Tensor | None = None
         with alpha_alone(self.model) as alphas:
             for batch in batches:
-                count = batch_size(batch)
                 loss = self.loss_fn(self.model, batch)
+                count = batch_size(batch)
                 parts = torch.autograd.grad(loss, alphas)
                 flat = torch.cat([loss.detach().reshape(1), *parts]).double() * count
                 flat = torch.cat([flat, flat.new_tensor([count])])
@@ -294,13 +310,10 @@ class BilevelStrategy:
         sizes = [len(level.branches) for level in where]
         return mean[0].item(), list(torch.split(mean[1:], sizes))
 
-    def _batches(self, balanced_loader: Iterable[Any] | None) -> Iterator[Any]:
-        if balanced_loader is None:
-            raise ConfigurationError(
-                f"after_epoch() in phase {self.phase} needs the balanced loader: exemplars of the "
-                f"old classes and as many samples of each new one (see balanced_subset)."
-            )
-        return itertools.islice(balanced_loader, self.max_batches)
+    def _batches(self, balanced_loader: LoaderSource) -> Iterator[Any]:
+        # Lazy: a DataLoader draws from torch's random numbers when its iterator is made.
+        loader = balanced_loader() if callable(balanced_loader) else balanced_loader
+        yield from itertools.islice(loader, self.max_batches)
 
     def _require_phase(self, what: str) -> None:
         if not self.in_phase:
@@ -341,7 +354,9 @@ def alpha_alone(model: nn.Module) -> Iterator[list[Tensor]]:
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """The default loss: mean cross-entropy of a batch `(x, y, …)`."""
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+    if not isinstance(batch, (tuple, list)) or not all(
+        isinstance(item, Tensor) for item in (*batch, None)[:2]
+    ):
         raise ConfigurationError(
             f"a balanced batch is a {type(batch).__name__}; expected (x, y, …). For other batches "
             f"give BilevelStrategy a loss_fn(model, batch)."
@@ -355,24 +370,27 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
             f"the model gives a {type(outputs).__name__}; expected logits [batch, classes] or a "
             f"dict with 'logits'. For other outputs give BilevelStrategy a loss_fn(model, batch)."
         )
-    if not y.is_cuda and len(y) and int(y.max()) >= logits.shape[1]:
+    classes = logits.shape[1]
+    if not y.is_cuda and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         raise ConfigurationError(
-            f"a balanced batch has label {int(y.max())}, the model has {logits.shape[1]} outputs. "
-            f"Map the labels as the training loop does, or give a loss_fn(model, batch)."
+            f"a balanced batch has labels from {int(y.min())} to {int(y.max())}, the model has "
+            f"{classes} outputs. Map the labels as the training loop does, or give a loss_fn."
         )
     return F.cross_entropy(logits, y.to(device, non_blocking=True))
 
 
 def batch_size(batch: Any) -> int:
-    """The number of samples in a batch: the length of the first tensor in it."""
+    """The length of the first tensor in a batch; 1, so equal weights, where none is found."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         batch = batch.values()
-    for item in batch:
-        if isinstance(item, (Tensor, dict, tuple, list)):
-            return batch_size(item)
-    raise ConfigurationError(f"found no tensor in a balanced batch of type {type(batch).__name__}.")
+    elif dataclasses.is_dataclass(batch):
+        batch = vars(batch).values()
+    elif not isinstance(batch, (tuple, list)):
+        return 1
+    containers = (Tensor, Mapping, tuple, list)
+    return next((batch_size(item) for item in batch if isinstance(item, containers)), 1)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from aanets_plugin.errors import UnsupportedModelError
+from aanets_plugin.layout import lay_out_channels_last
 from aanets_plugin.levels import Branches
 from aanets_plugin.scaling import release
 
@@ -21,17 +22,17 @@ def fold(model: nn.Module) -> nn.Module:
     """Return a copy of `model` for inference: same outputs in eval mode, fewer operations.
 
     A BatchNorm is fused where the code of the module around it shows that its input is the output
-    of one convolution and nothing else reads that; where it cannot be seen, it stays. Works on a
-    plain network too. The copy does not learn.
+    of one convolution and nothing else reads that; where it cannot be seen, it stays. Inside the
+    levels, kernels are laid out channels-last. Works on a plain network too; no copy learns.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"fold: expected a torch.nn.Module, got {model!r:.80}")
     folded = copy.deepcopy(model).eval()
     release(folded)
-    graphs = [(parent, graph) for parent in folded.modules() if (graph := _trace(parent))]
-    uses = Counter(id(module) for traced in graphs for module in _used_modules(*traced))
+    graphs = {parent: graph for parent in folded.modules() if (graph := _trace(parent))}
+    uses = Counter(id(module) for traced in graphs.items() for module in _used_modules(*traced))
     places = Counter(id(m) for _, m in folded.named_modules(remove_duplicate=False))
-    for parent, graph in graphs:
+    for parent, graph in graphs.items():
         for source_name, norm_name in _pairs(graph):
             source, norm = parent.get_submodule(source_name), parent.get_submodule(norm_name)
             conv, rest = _last(source), _after_fusion(norm)
@@ -40,6 +41,7 @@ def fold(model: nn.Module) -> nn.Module:
             if once and rest is not None and _is_plain_conv(conv) and not _hooked(*involved):
                 _fuse(conv, norm)
                 parent.set_submodule(norm_name, rest)
+    lay_out_channels_last(folded, graphs)
     return folded.eval().requires_grad_(False)
 
 

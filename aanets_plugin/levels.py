@@ -71,17 +71,24 @@ class Branches(nn.Module):
         """Run each branch on its input. No branch sees what another one wrote into it."""
         outputs: list[Any] = []
         for branch, x in zip(self.branches, inputs, strict=True):
-            last = len(outputs) == len(inputs) - 1
-            if last or self._writes_input is False:
+            if len(outputs) == len(inputs) - 1:
                 outputs.append(branch(x, *args, **kwargs))
-                continue
-            own = _clone(x)
-            eager = not torch.compiler.is_compiling()
-            version = own._version if eager else 0
-            outputs.append(branch(own, *args, **kwargs))
-            if self._writes_input is None and eager:
-                self._writes_input = own._version != version
+            elif self._writes_input is False:
+                # A view, so that autograd adds up in the same order as with a copy.
+                outputs.append(branch(x.view_as(x), *args, **kwargs))
+            else:
+                outputs.append(self._watched(branch, _clone(x), args, kwargs))
         return outputs
+
+    def _watched(self, branch: nn.Module, own: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a branch on a copy of its own; the first time, see whether it writes into it."""
+        if torch.compiler.is_compiling():
+            return branch(own, *args, **kwargs)
+        version = own._version
+        output = branch(own, *args, **kwargs)
+        if self._writes_input is None:
+            self._writes_input = own._version != version
+        return output
 
     def extra_repr(self) -> str:
         return f"blocks={'+'.join(self.blocks)}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from aanets_plugin.bilevel import BilevelStrategy, alpha_alone
@@ -35,38 +36,48 @@ class OfficialBilevel(BilevelStrategy):
         weight_decay: float = 5e-4,
         **options: Any,
     ) -> None:
-        super().__init__(model, lr=lr, momentum=momentum, normalize=False, **options)
-        self.weight_decay = weight_decay
-        for level in levels(self.model):
+        for level in levels(model):
             if len(level.blocks) != 2:
                 raise ConfigurationError(
                     f"the official update weighs two branches, {level.name} has {level.blocks}."
                 )
+        super().__init__(model, lr=lr, momentum=momentum, normalize=False, **options)
+        self.weight_decay = weight_decay
 
-    def begin_phase(self) -> None:
-        super().begin_phase()
-        if not self.in_base_phase:
-            for level in levels(self.model):
-                assert level.alpha is not None
-                level.alpha.requires_grad_(True)
-
-    def end_phase(self) -> None:
-        super().end_phase()
+    def _phase_changed(self) -> None:
         for level in levels(self.model):
-            assert level.alpha is not None
-            level.alpha.requires_grad_(False)
+            if level.alpha is not None:
+                level.alpha.requires_grad_(self.in_phase)
+
+    def state_dict(self) -> dict[str, Any]:
+        alphas = {level.name: level.alpha for level in levels(self.model)}
+        gradients = {name: alpha.grad for name, alpha in alphas.items() if alpha is not None}
+        return {**super().state_dict(), "gradients": gradients}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for level in levels(self.model):
+            gradient = state["gradients"].get(level.name)
+            if level.alpha is not None and gradient is not None:
+                level.alpha.grad = gradient.to(level.alpha)
 
     def _update(self, batches: Iterable[Any]) -> float:
         losses = []
-        for batch in batches:
-            with alpha_alone(self.model) as alphas:
+        with alpha_alone(self.model) as alphas:
+            for batch in batches:
                 loss = self.loss_fn(self.model, batch)
-                gradients = torch.autograd.grad(loss, alphas)
-            if not torch.isfinite(loss):
-                raise NonFiniteLossError(f"the balanced loss is {loss.item()}; α is as before it.")
-            losses.append(loss.item())
-            for level, gradient in zip(levels(self.model), gradients, strict=True):
-                self._step(level.alpha, level.name, gradient)
+                gradients = torch.stack(torch.autograd.grad(loss, alphas))
+                if dist.is_available() and dist.is_initialized():
+                    dist.all_reduce(gradients)
+                    gradients /= dist.get_world_size()
+                if not torch.isfinite(loss) or not torch.isfinite(gradients).all():
+                    raise NonFiniteLossError(
+                        f"the balanced loss or its gradient is not finite (loss {loss.item()}); α "
+                        f"is as it was before this batch."
+                    )
+                losses.append(loss.item())
+                for level, gradient in zip(levels(self.model), gradients, strict=True):
+                    self._step(level.alpha, level.name, gradient)
         if not losses:
             raise ConfigurationError("the balanced loader gave no batch; α needs data to learn on.")
         return sum(losses) / len(losses)

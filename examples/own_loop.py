@@ -39,7 +39,6 @@ def digits(seed: int) -> tuple[TensorDataset, TensorDataset]:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(10, generator=generator)
     x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
-    x = F.interpolate(x, scale_factor=2)
     y = order[torch.tensor(labels)]
     shuffled = torch.randperm(len(y), generator=generator)
     halves = shuffled[: len(y) // 2], shuffled[len(y) // 2 :]
