@@ -108,8 +108,7 @@ def thaw_base(model: nn.Module) -> None:
         if isinstance(module, Branches):
             module.thaw_base()
         elif _STEM_RULE in module.__dict__:
-            release(module)
-            module.train(model.training)
+            release(module, training=model.training)
 
 
 def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

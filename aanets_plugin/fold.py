@@ -28,7 +28,7 @@ def fold(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"fold: expected a torch.nn.Module, got {model!r:.80}")
     folded = copy.deepcopy(model).eval()
-    release(folded)
+    release(folded, training=False)
     graphs = {parent: graph for parent in folded.modules() if (graph := _trace(parent))}
     uses = Counter(id(module) for traced in graphs.items() for module in _used_modules(*traced))
     places = Counter(id(m) for _, m in folded.named_modules(remove_duplicate=False))

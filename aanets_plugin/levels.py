@@ -55,7 +55,6 @@ class Branches(nn.Module):
         return [copy.deepcopy(self.plastic) for _ in self.blocks[1:]]
 
     def freeze_base(self, copies: list[nn.Module] | None = None) -> None:
-        self.thaw_base()
         self.branches.extend(self.copies() if copies is None else copies)
         for branch, block in zip(self.branches, self.blocks, strict=True):
             RULES[block](branch)
@@ -63,8 +62,7 @@ class Branches(nn.Module):
 
     def thaw_base(self) -> None:
         del self.branches[1:]
-        release(self.plastic)
-        self.plastic.train(self.training)
+        release(self.plastic, training=self.training)
         self.base_frozen = False
 
     def outputs(self, inputs: Sequence[Tensor], args: tuple[Any, ...], kwargs: Any) -> list[Any]:

@@ -77,13 +77,18 @@ def freeze(tree: nn.Module) -> None:
         _mix_in(Frozen, module)
 
 
-def release(tree: nn.Module) -> None:
-    """Undo `scale` and `freeze`: every weight is a parameter again, with φ multiplied in."""
+def release(tree: nn.Module, *, training: bool) -> None:
+    """Undo `scale` and `freeze`: every weight is a parameter again, with φ multiplied in.
+
+    `training` is the mode of what was frozen; other modules keep theirs.
+    """
     for module in list(tree.modules()):
         if isinstance(module, _Held):
             if isinstance(module, Scaled):
                 absorb(module)
                 del module.phi
+            else:
+                module.training = training
             module.__class__ = type(module).__bases__[1]
             for name in module.__dict__.pop("held"):
                 value = module._buffers.pop(name)

@@ -267,6 +267,16 @@ def test_names_order_and_class_of_the_host_stay():
     assert [n for n, _ in model.named_children()] == [n for n, _ in plain.named_children()]
 
 
+def test_every_module_keeps_its_mode():
+    model = resnet18().train()
+    model.layer2[0].bn1.eval()
+    convert_to_aanet(model)
+    assert not model.layer2.plastic[0].bn1.training
+    assert not model.layer2.stable[0].bn1.training
+    assert model.layer2.plastic[0].bn2.training
+    assert model.layer2.training
+
+
 def test_plastic_parameters_keep_their_identity():
     model = resnet18()
     before = {name: p for name, p in model.named_parameters() if name.startswith("layer")}

@@ -54,3 +54,24 @@ def test_quickstart_converts_tells_the_costs_and_draws_them(tmp_path):
 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["profile.png"]
     assert (tmp_path / "out" / "profile.png").read_bytes().startswith(PNG)
+
+
+def test_own_loop_tells_the_accuracy_of_each_arm_by_phase_and_draws_alpha(tmp_path):
+    options = ["--epochs", "1", "--memory-per-class", "2", "--seeds", "0", "1", "--output", "out"]
+    done = run("own_loop.py", *options, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    for arm in ("plain", "AANets, fixed α", "AANets, learned α"):
+        (row,) = (line for line in done.stdout.splitlines() if line.startswith(arm))
+        *phases, average = map(float, row.removeprefix(arm).split("±")[0].split())
+        assert len(phases) == 4
+        assert all(0 <= accuracy <= 100 for accuracy in phases)
+        assert abs(sum(phases) / 4 - average) < 0.11  # each is printed with one digit
+    assert (tmp_path / "out" / "alpha.png").read_bytes().startswith(PNG)
+
+
+def test_own_loop_refuses_a_memory_of_nothing(tmp_path):
+    done = run("own_loop.py", "--memory-per-class", "0", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "must be at least 1" in done.stderr
