@@ -1,8 +1,8 @@
 """BilevelStrategy: the upper level of the training, α on a class-balanced subset (Eq. 8).
 
-The lower level (Eq. 7) is the host's own loop. Phases, updates and the history of α live here;
-how a gradient becomes a step is in `steps.py`, how a loop is joined without editing it in
-`attach.py`.
+The lower level (Eq. 7) is the host's own loop. Phases, updates and the history of α live here. The
+gradient is in `upper_level.py`, how it becomes a step in `steps.py`, how a loop is joined without
+editing it in `attach.py`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from aanets_plugin.attach import Attachment, LoaderSource
 from aanets_plugin.convert import freeze_base, thaw_base
@@ -31,11 +28,9 @@ from aanets_plugin.errors import (
     UnsupportedModelError,
 )
 from aanets_plugin.levels import levels
-from aanets_plugin.modes import evaluating
 from aanets_plugin.scaling import absorb, scaled_layers
 from aanets_plugin.steps import NormalizedStep, PlainStep
-
-LossFunction = Callable[[nn.Module, Any], Tensor]
+from aanets_plugin.upper_level import LossFunction, cross_entropy, mean_gradients, unwrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +267,11 @@ class BilevelStrategy:
 
     def _update(self, batches: Iterable[Any]) -> float:
         """One step on the gradient of the mean loss over all batches, and over all ranks."""
-        loss, gradients = self._gradients(batches)
+        try:
+            loss, gradients = mean_gradients(self.model, self.loss_fn, batches)
+        except NonFiniteLossError as error:
+            where = f"in phase {self.phase}, epoch {self.epoch}"
+            raise NonFiniteLossError(f"{where}: {error}") from None
         with torch.no_grad():
             for level, gradient in zip(levels(self.model), gradients, strict=True):
                 assert level.alpha is not None
@@ -283,32 +282,6 @@ class BilevelStrategy:
     @property
     def current_lr(self) -> float:
         return self.lr * (self.schedule(self.epoch) if self.schedule else 1.0)
-
-    def _gradients(self, batches: Iterable[Any]) -> tuple[float, list[Tensor]]:
-        """The mean loss and its gradient by each level's α; the model is left as it was."""
-        where = levels(self.model)
-        total: Tensor | None = None
-        with alpha_alone(self.model) as alphas:
-            for batch in batches:
-                loss = self.loss_fn(self.model, batch)
-                count = batch_size(batch)
-                parts = torch.autograd.grad(loss, alphas)
-                flat = torch.cat([loss.detach().reshape(1), *parts]).double() * count
-                flat = torch.cat([flat, flat.new_tensor([count])])
-                total = flat if total is None else total + flat
-        if total is None:
-            raise ConfigurationError("the balanced loader gave no batch; α needs data to learn on.")
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(total)
-        mean = total[:-1] / total[-1]
-        if not torch.isfinite(mean).all():
-            raise NonFiniteLossError(
-                f"the balanced loss or its gradient is not finite (loss {mean[0].item()}) in phase "
-                f"{self.phase}, epoch {self.epoch}; α is as before. Look at the training loss and "
-                f"the learning rate of the lower level."
-            )
-        sizes = [len(level.branches) for level in where]
-        return mean[0].item(), list(torch.split(mean[1:], sizes))
 
     def _batches(self, balanced_loader: LoaderSource) -> Iterator[Any]:
         # Lazy: a DataLoader draws from torch's random numbers when its iterator is made.
@@ -327,79 +300,3 @@ class BilevelStrategy:
                 f"have them: build it after begin_phase(), or from parameter_groups(model).",
                 stacklevel=3,
             )
-
-
-@contextmanager
-def alpha_alone(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Eval mode, and nothing but the α of each level asks for a gradient.
-
-    All flags and torch's random state are given back as they were.
-    """
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    alphas = [level.alpha for level in levels(model) if level.alpha is not None]
-    asked = [alpha.requires_grad for alpha in alphas]
-    try:
-        with evaluating(model), torch.random.fork_rng(), torch.enable_grad():
-            for parameter in learning:
-                parameter.requires_grad_(False)
-            for alpha in alphas:
-                alpha.requires_grad_(True)
-            yield alphas
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-        for alpha, flag in zip(alphas, asked, strict=True):
-            alpha.requires_grad_(flag)
-
-
-def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """The default loss: mean cross-entropy of a batch `(x, y, …)`."""
-    if not isinstance(batch, (tuple, list)) or not all(
-        isinstance(item, Tensor) for item in (*batch, None)[:2]
-    ):
-        raise ConfigurationError(
-            f"a balanced batch is a {type(batch).__name__}; expected (x, y, …). For other batches "
-            f"give BilevelStrategy a loss_fn(model, batch)."
-        )
-    x, y = batch[0], batch[1]
-    device = next(itertools.chain(model.parameters(), model.buffers())).device
-    outputs = model(x.to(device, non_blocking=True))
-    logits = outputs.get("logits") if isinstance(outputs, dict) else outputs
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        raise ConfigurationError(
-            f"the model gives a {type(outputs).__name__}; expected logits [batch, classes] or a "
-            f"dict with 'logits'. For other outputs give BilevelStrategy a loss_fn(model, batch)."
-        )
-    classes = logits.shape[1]
-    if not y.is_cuda and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
-        raise ConfigurationError(
-            f"a balanced batch has labels from {int(y.min())} to {int(y.max())}, the model has "
-            f"{classes} outputs. Map the labels as the training loop does, or give a loss_fn."
-        )
-    return F.cross_entropy(logits, y.to(device, non_blocking=True))
-
-
-def batch_size(batch: Any) -> int:
-    """The length of the first tensor in a batch; 1, so equal weights, where none is found."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, Mapping):
-        batch = batch.values()
-    elif dataclasses.is_dataclass(batch):
-        batch = vars(batch).values()
-    elif not isinstance(batch, (tuple, list)):
-        return 1
-    containers = (Tensor, Mapping, tuple, list)
-    return next((batch_size(item) for item in batch if isinstance(item, containers)), 1)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DataParallel, DDP and torch.compile, in any nesting."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-        if inner is None and isinstance(model, wrappers):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner

@@ -14,8 +14,8 @@ from aanets_plugin import (
     levels,
 )
 from aanets_plugin.baselines import CifarResNet
+from tests.alpha_setup import aanet, alphas, gradients_of, loader, started, wander
 from tests.networks import HeadOverDictNet
-from tests.upper_level import aanet, alphas, loader, started, wander
 
 STRATEGIES = {
     "default": lambda model: BilevelStrategy(model),
@@ -75,7 +75,7 @@ def test_the_first_gradient_of_a_resumed_network_is_the_same_to_the_bit(tmp_path
     whole = interrupted("default")
     resumed = resumed_from(whole, "default", tmp_path)
     for expected, actual in zip(
-        whole._gradients(loader())[1], resumed._gradients(loader())[1], strict=True
+        gradients_of(whole, loader())[1], gradients_of(resumed, loader())[1], strict=True
     ):
         assert torch.equal(actual, expected)
 

@@ -15,11 +15,11 @@ from aanets_plugin import (
     levels,
 )
 from aanets_plugin.baselines import CifarResNet
-from tests.networks import shake
-from tests.upper_level import (
+from tests.alpha_setup import (
     ROUNDING,
     aanet,
     alphas,
+    gradients_of,
     in_use,
     labelled,
     learned,
@@ -31,6 +31,7 @@ from tests.upper_level import (
     train,
     wander,
 )
+from tests.networks import shake
 
 # -- the gradient -----------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ def joined_loss(model):
 def test_the_gradient_is_that_of_finite_differences(variant):
     """Central differences with h = 1e-6: an error of h² from the curve, 1e-16 / h from rounding."""
     model, h = aanet(**variant), 1e-6
-    loss, gradients = started(model)._gradients(loader(4, 10))
+    loss, gradients = gradients_of(started(model), loader(4, 10))
     model.eval()
     expected = []
     with torch.no_grad():
@@ -86,9 +87,9 @@ def test_the_gradient_is_that_of_alpha_as_an_ordinary_leaf(variant):
         leaves.append(level.alpha)
     joined_loss(reference).backward()
     expected = torch.cat([leaf.grad for leaf in leaves])
-    gradients = torch.cat(started(model)._gradients(loader(4, 10))[1])
+    gradients = torch.cat(gradients_of(started(model), loader(4, 10))[1])
     torch.testing.assert_close(gradients, expected, rtol=ROUNDING, atol=1e-12)
-    other = torch.cat(started(model)._gradients(loader(4, 8))[1])
+    other = torch.cat(gradients_of(started(model), loader(4, 8))[1])
     assert not torch.allclose(other, expected, rtol=1e-3)  # other data, another gradient
 
 
@@ -97,7 +98,7 @@ def test_an_update_without_normalization_is_equation_8():
     model = aanet()
     before, lr = alphas(model), 0.05
     bilevel = started(model, lr=lr, normalize=False)
-    _, gradients = bilevel._gradients(loader())
+    _, gradients = gradients_of(bilevel, loader())
     bilevel.after_epoch(loader())
     expected = before - lr * torch.cat([g - g.mean() for g in gradients])
     torch.testing.assert_close(alphas(model), expected, rtol=0, atol=1e-14)
@@ -266,8 +267,8 @@ def test_samples_and_not_batches_weigh_the_same():
     """The control for the last batch: the mean over batches is another gradient."""
     batches = loader(5, 28)
     bilevel = started(aanet())
-    whole = torch.cat(bilevel._gradients(batches)[1])
-    by_batch = torch.stack([torch.cat(bilevel._gradients([batch])[1]) for batch in batches])
+    whole = torch.cat(gradients_of(bilevel, batches)[1])
+    by_batch = torch.stack([torch.cat(gradients_of(bilevel, [batch])[1]) for batch in batches])
     weights = torch.tensor([5, 5, 5, 5, 5, 3], dtype=torch.float64)[:, None] / 28
     torch.testing.assert_close((weights * by_batch).sum(0), whole, rtol=ROUNDING, atol=1e-13)
     assert not torch.allclose(by_batch.mean(0), whole, rtol=1e-4)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from aanets_plugin import (
     BilevelStrategy,
 )
-from tests.upper_level import ROUNDING, aanet, alphas, learned, loader, samples, started
+from tests.alpha_setup import ROUNDING, aanet, alphas, learned, loader, samples, started
 
 
 @pytest.mark.parametrize(

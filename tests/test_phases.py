@@ -16,8 +16,7 @@ from aanets_plugin import (
 )
 from aanets_plugin.baselines import CifarResNet
 from aanets_plugin.scaling import scaled_layers
-from tests.networks import relative_error, shake
-from tests.upper_level import (
+from tests.alpha_setup import (
     ROUNDING,
     Untouchable,
     aanet,
@@ -28,6 +27,7 @@ from tests.upper_level import (
     train,
     wander,
 )
+from tests.networks import relative_error, shake
 
 
 def test_phases_go_from_one_branch_to_a_frozen_base_to_learned_weights():

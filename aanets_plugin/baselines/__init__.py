@@ -1,6 +1,57 @@
 """What the paper's baselines are made of, free of any framework."""
 
-from aanets_plugin.baselines.heads import CosineLinear
+from aanets_plugin.baselines.distillation import knowledge_distillation
+from aanets_plugin.baselines.heads import (
+    CosineLinear,
+    SplitCosineLinear,
+    grow_cosine,
+    grow_linear,
+    imprinted_weights,
+)
+from aanets_plugin.baselines.icarl import icarl_loss
+from aanets_plugin.baselines.lucir import (
+    less_forget_loss,
+    less_forget_weight,
+    lucir_loss,
+    margin_ranking_loss,
+)
+from aanets_plugin.baselines.maps import stage_maps
+from aanets_plugin.baselines.mnemonics import (
+    exemplar_gradient,
+    finetune_on_exemplars,
+    refine_exemplars,
+)
+from aanets_plugin.baselines.nearest_mean import class_means, nearest_mean
+from aanets_plugin.baselines.podnet import nca_loss, pod_flat, pod_scale, pod_spatial, podnet_loss
+from aanets_plugin.baselines.proxies import LocalSimilarityClassifier, kmeans_proxies
 from aanets_plugin.baselines.resnet import CifarResNet, resnet20, resnet32
 
-__all__ = ["CifarResNet", "CosineLinear", "resnet20", "resnet32"]
+__all__ = [
+    "CifarResNet",
+    "CosineLinear",
+    "LocalSimilarityClassifier",
+    "SplitCosineLinear",
+    "class_means",
+    "exemplar_gradient",
+    "finetune_on_exemplars",
+    "grow_cosine",
+    "grow_linear",
+    "icarl_loss",
+    "imprinted_weights",
+    "kmeans_proxies",
+    "knowledge_distillation",
+    "less_forget_loss",
+    "less_forget_weight",
+    "lucir_loss",
+    "margin_ranking_loss",
+    "nca_loss",
+    "nearest_mean",
+    "pod_flat",
+    "pod_scale",
+    "pod_spatial",
+    "podnet_loss",
+    "refine_exemplars",
+    "resnet20",
+    "resnet32",
+    "stage_maps",
+]

@@ -11,6 +11,7 @@ from aanets_plugin import (
     levels,
 )
 from aanets_plugin.baselines import CifarResNet
+from aanets_plugin.upper_level import mean_gradients
 from tests.networks import shake
 
 # Two orders of adding up some thousand doubles differ by about 1e-13.
@@ -126,3 +127,8 @@ def in_use(**options):
         if index % 2:
             parameter.grad = torch.full_like(parameter, 7.0)
     return model
+
+
+def gradients_of(bilevel, batches):
+    """The mean loss and its gradient by each α, as an update of this strategy sees them."""
+    return mean_gradients(bilevel.model, bilevel.loss_fn, batches)

@@ -1,0 +1,1 @@
+"""Joints to the frameworks people train with; each module needs its framework installed."""
