@@ -79,7 +79,7 @@ class BilevelStrategy:
         self,
         model: nn.Module,
         *,
-        lr: float = 0.1,
+        lr: float = 0.03,
         momentum: float = 0.0,
         normalize: bool = True,
         loss_fn: LossFunction | None = None,

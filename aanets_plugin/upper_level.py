@@ -81,13 +81,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
         )
     x, y = batch[0], batch[1]
     device = next(itertools.chain(model.parameters(), model.buffers())).device
-    outputs = model(x.to(device, non_blocking=True))
-    logits = outputs.get("logits") if isinstance(outputs, dict) else outputs
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        raise ConfigurationError(
-            f"the model gives a {type(outputs).__name__}; expected logits [batch, classes] or a "
-            f"dict with 'logits'. For other outputs give BilevelStrategy a loss_fn(model, batch)."
-        )
+    logits = logits_of(model(x.to(device, non_blocking=True)))
     classes = logits.shape[1]
     if not y.is_cuda and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         raise ConfigurationError(
@@ -95,6 +89,17 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
             f"{classes} outputs. Map the labels as the training loop does, or give a loss_fn."
         )
     return F.cross_entropy(logits, y.to(device, non_blocking=True))
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits in a model's output, which are it or are under `"logits"`."""
+    logits = outputs.get("logits") if isinstance(outputs, dict) else outputs
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise ConfigurationError(
+            f"the model gives a {type(outputs).__name__}; expected logits [batch, classes] or a "
+            f"dict with 'logits'. For other outputs give a loss_fn."
+        )
+    return logits
 
 
 def batch_size(batch: Any) -> int:

@@ -31,6 +31,7 @@ from torch.func import functional_call
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.modes import evaluating
 from aanets_plugin.optim import parameter_groups
+from aanets_plugin.upper_level import logits_of
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 """`loss_fn(outputs, labels)`: the mean loss of a batch."""
@@ -38,13 +39,7 @@ LossFunction = Callable[[Any, Tensor], Tensor]
 
 def cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
     """Of logits, or of a dict's `"logits"`."""
-    logits = outputs.get("logits") if isinstance(outputs, dict) else outputs
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        raise ConfigurationError(
-            f"the model gives a {type(outputs).__name__}; expected logits [batch, classes] or a "
-            f"dict with 'logits'. For other outputs give a loss_fn(outputs, labels)."
-        )
-    return F.cross_entropy(logits, labels)
+    return F.cross_entropy(logits_of(outputs), labels)
 
 
 def refine_exemplars(
