@@ -9,7 +9,6 @@ lines that make it an AANet are marked with (1), (2) and (3).
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 from pathlib import Path
 
@@ -76,7 +75,6 @@ def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[
         loader = DataLoader(
             ConcatDataset([new, memory]) if memory else new, batch_size=32, shuffle=True
         )
-        teacher = copy.deepcopy(model).eval().requires_grad_(False) if memory else None
         balanced = DataLoader(balanced_subset(new, memory), batch_size=128) if memory else None
         epochs = args.epochs if memory else 2 * args.epochs
         groups = parameter_groups(model, lr=0.05, weight_decay=5e-4)
@@ -85,14 +83,8 @@ def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[
         for _ in range(epochs):
             model.train()
             for x, y in loader:
-                logits = model(x)
-                loss = F.cross_entropy(logits, y)
-                if teacher is not None:
-                    old = len(seen) - len(classes)
-                    soft = (teacher(x)[:, :old] / 2).softmax(1)
-                    loss = loss + F.cross_entropy(logits[:, :old] / 2, soft)
                 optimizer.zero_grad()
-                loss.backward()
+                F.cross_entropy(model(x), y).backward()
                 optimizer.step()
             schedule.step()
             if bilevel:

@@ -188,7 +188,7 @@ def test_alpha_leaves_a_branch_that_gives_noise(fitted, useless):
                 if parameter.dim() == 4:  # kernels in the plastic branch, φ in the stable one
                     size = 1.0 if useless == "stable" else parameter.std()
                     parameter.copy_(size * torch.randn_like(parameter))
-    bilevel = started(model)
+    bilevel = started(model, lr=0.1)
     losses = [bilevel.after_epoch(loader(20, 20, torch.float32)) for _ in range(12)]
     assert losses[-1] < 0.75 * losses[0]
     plastic = [level.alpha[0].item() for level in levels(model)]
