@@ -30,19 +30,23 @@ _METHODS = ("add", "add_", "relu", "relu_")
 
 
 def lay_out_channels_last(model: nn.Module, graphs: dict[nn.Module, fx.Graph]) -> None:
-    """Convolutions run faster on channels-last tensors. A level hands its output on in the layout
-    of its input, so that the rest of the network sees no difference; inside, nothing may depend on
+    """Convolutions run faster on channels-last tensors. A level takes and gives contiguous ones, so
+    that the rest of the network sees no difference; inside, nothing may depend on
     the layout, as a `view` does: `graphs` shows the code of every module."""
     for level in levels(model):
         if all(_is_free_of_layout(branch, graphs) for branch in level.branches):
             level.branches.to(memory_format=torch.channels_last)
-            level.register_forward_hook(_in_the_layout_of_the_input)
+            level.register_forward_pre_hook(_enter)
+            level.register_forward_hook(_leave)
 
 
-def _in_the_layout_of_the_input(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    if isinstance(output, Tensor) and args and args[0].is_contiguous():
-        return output.contiguous()
-    return output
+def _enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Once for all branches, and before a shortcut meets a convolution's output."""
+    return args[0].contiguous(memory_format=torch.channels_last), *args[1:]
+
+
+def _leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    return output.contiguous() if isinstance(output, Tensor) else output
 
 
 def _is_free_of_layout(module: nn.Module, graphs: dict[nn.Module, fx.Graph]) -> bool:
