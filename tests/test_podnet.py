@@ -16,6 +16,7 @@ from aanets_plugin.baselines.podnet import (
     pod_scale,
     pod_spatial,
     podnet_loss,
+    proxy_nca_loss,
 )
 from aanets_plugin.errors import ConfigurationError
 
@@ -54,6 +55,15 @@ def literal_nca(similarities, targets, scale, margin, hinge=True):
         denominator = sum(math.exp(scale * s) for i, s in enumerate(row) if i != y)
         loss = -math.log(numerator / denominator)
         losses.append(max(loss, 0.0) if hinge else loss)
+    return sum(losses) / len(losses)
+
+
+def literal_proxy_nca(similarities, targets, scale):
+    losses = []
+    for row, y in zip(similarities.tolist(), targets.tolist(), strict=True):
+        top = max(scale * value for value in row)
+        others = sum(math.exp(scale * v - top) for i, v in enumerate(row) if i != y)
+        losses.append(math.log(1 + others) - (scale * row[y] - top))
     return sum(losses) / len(losses)
 
 
@@ -149,6 +159,36 @@ def test_nca_teaches_the_similarities_and_the_scale():
     assert scale.grad.abs().item() > 0
 
 
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_proxy_nca_is_the_equation_of_the_authors_code(scale):
+    similarities, targets = similarities_of()
+    loss = proxy_nca_loss(similarities, targets, scale).item()
+    assert loss == pytest.approx(literal_proxy_nca(similarities, targets, scale), abs=TOLERANCE)
+    assert loss != pytest.approx(literal_nca(similarities, targets, scale, 0.6), abs=1e-3)
+
+
+def test_proxy_nca_is_cross_entropy_where_the_true_class_scores_highest():
+    similarities = torch.tensor([[0.9, 0.1, -0.3]], dtype=torch.float64, requires_grad=True)
+    loss = proxy_nca_loss(similarities, torch.tensor([0]), 4.0)
+    expected = torch.nn.functional.cross_entropy(4.0 * similarities, torch.tensor([0]))
+    assert loss.item() == pytest.approx(expected.item(), abs=TOLERANCE)
+    gradients = [torch.autograd.grad(value, similarities)[0] for value in (loss, expected)]
+    torch.testing.assert_close(*gradients)
+
+    wrong = proxy_nca_loss(similarities, torch.tensor([1]), 4.0)
+    assert wrong > torch.nn.functional.cross_entropy(4.0 * similarities, torch.tensor([1]))
+
+
+@pytest.mark.parametrize(("loss_fn", "sign"), [(proxy_nca_loss, 1), (nca_loss, -1)])
+def test_a_learned_scale_keeps_its_sign_by_the_authors_code_and_not_by_the_paper(loss_fn, sign):
+    similarities = torch.tensor([[0.3, 0.2, 0.1]], dtype=torch.float64)
+    scale = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    for _ in range(200):
+        (slope,) = torch.autograd.grad(loss_fn(similarities, torch.tensor([0]), scale), scale)
+        scale = (scale - 0.1 * slope).detach().requires_grad_()
+    assert scale.item() * sign > 0
+
+
 def test_scale_is_the_root_of_seen_over_new():
     assert pod_scale(seen=60, new=15) == 2.0
     assert pod_scale(seen=50, new=50) == 1.0
@@ -169,7 +209,7 @@ def everything():
 
 def test_the_loss_is_nca_and_three_spatial_and_one_flat_under_the_scale():
     given = everything()
-    nca = literal_nca(given["similarities"], given["targets"], 2.0, 0.6)
+    nca = literal_proxy_nca(given["similarities"], given["targets"], 2.0)
     spatial = literal_pod_spatial(given["maps"], given["teacher_maps"])
     flat = pod_flat(given["features"], given["teacher_features"]).item()
     loss = podnet_loss(**given, scale=2.0, seen=40, new=10).item()
@@ -180,7 +220,8 @@ def test_the_loss_is_nca_and_three_spatial_and_one_flat_under_the_scale():
 def test_without_a_teacher_the_loss_is_nca():
     similarities, targets = similarities_of()
     loss = podnet_loss(similarities, targets, scale=2.0, seen=4, new=4)
-    assert loss.item() == pytest.approx(literal_nca(similarities, targets, 2.0, 0.6), abs=TOLERANCE)
+    expected = literal_proxy_nca(similarities, targets, 2.0)
+    assert loss.item() == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_the_loss_teaches_the_student_and_never_the_teacher():

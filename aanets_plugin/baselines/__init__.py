@@ -16,17 +16,37 @@ from aanets_plugin.baselines.lucir import (
     margin_ranking_loss,
 )
 from aanets_plugin.baselines.maps import stage_maps
+from aanets_plugin.baselines.method import Method
+from aanets_plugin.baselines.methods import LUCIR, METHODS, ICaRL, Joint, Mnemonics, PODNet
+from aanets_plugin.baselines.metrics import PhaseMetrics, phase_metrics
 from aanets_plugin.baselines.mnemonics import (
     exemplar_gradient,
     finetune_on_exemplars,
     refine_exemplars,
 )
 from aanets_plugin.baselines.nearest_mean import class_means, nearest_mean
-from aanets_plugin.baselines.podnet import nca_loss, pod_flat, pod_scale, pod_spatial, podnet_loss
+from aanets_plugin.baselines.network import IncrementalNet
+from aanets_plugin.baselines.podnet import (
+    nca_loss,
+    pod_flat,
+    pod_scale,
+    pod_spatial,
+    podnet_loss,
+    proxy_nca_loss,
+)
 from aanets_plugin.baselines.proxies import LocalSimilarityClassifier, kmeans_proxies
 from aanets_plugin.baselines.resnet import CifarResNet, resnet20, resnet32
 
 __all__ = [
+    "ICaRL",
+    "IncrementalNet",
+    "Joint",
+    "LUCIR",
+    "METHODS",
+    "Method",
+    "Mnemonics",
+    "PODNet",
+    "PhaseMetrics",
     "CifarResNet",
     "CosineLinear",
     "LocalSimilarityClassifier",
@@ -46,10 +66,12 @@ __all__ = [
     "margin_ranking_loss",
     "nca_loss",
     "nearest_mean",
+    "phase_metrics",
     "pod_flat",
     "pod_scale",
     "pod_spatial",
     "podnet_loss",
+    "proxy_nca_loss",
     "refine_exemplars",
     "resnet20",
     "resnet32",

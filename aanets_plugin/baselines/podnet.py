@@ -64,6 +64,24 @@ def pod_scale(seen: int, new: int) -> float:
     return math.sqrt(seen / new)
 
 
+def proxy_nca_loss(similarities: Tensor, targets: Tensor, scale: Tensor | float) -> Tensor:
+    """PODNet's classification loss as its authors' code has it, batch mean:
+
+        log(1 + Σ_{i≠y} exp(s_i)) - s_y,  s = η ŷ - max η ŷ
+
+    There the margin is taken off every class, and so cancels. Cross-entropy where the true class
+    scores highest, a little more elsewhere. Unlike :func:`nca_loss` it does not reward a learned η
+    for turning negative, so it is what :func:`podnet_loss` uses.
+    """
+    _check_targets(similarities, targets)
+    rows = targets.unsqueeze(1)
+    scaled = scale * similarities
+    scaled = scaled - scaled.amax(dim=1, keepdim=True)
+    # The true class stands in the sum as exp(0) = 1.
+    others = scaled.scatter(1, rows, 0.0).logsumexp(1)
+    return (others - scaled.gather(1, rows).squeeze(1)).mean()
+
+
 def nca_loss(
     similarities: Tensor,
     targets: Tensor,
@@ -72,7 +90,11 @@ def nca_loss(
     *,
     hinge: bool = True,
 ) -> Tensor:
-    """PODNet's classification loss: [-log exp(η(ŷ_y - δ)) / Σ_{i≠y} exp(η ŷ_i)]₊, batch mean.
+    """PODNet's classification loss as its paper has it, batch mean:
+
+        [-log exp(η(ŷ_y - δ)) / Σ_{i≠y} exp(η ŷ_i)]₊
+
+    With a learned η it can end at η < 0, where the smallest similarity wins: keep η fixed.
 
     `similarities` are the ŷ, `[batch, classes]`, without η; η is `scale`, usually a classifier's
     learned `eta`; δ is `margin`. `hinge=False` leaves out the [·]₊, so that samples which are right
@@ -100,10 +122,10 @@ def podnet_loss(
     teacher_maps: Sequence[Tensor] | None = None,
     spatial_weight: float = 3.0,
     flat_weight: float = 1.0,
-    margin: float = 0.6,
-    hinge: bool = True,
 ) -> Tensor:
     """NCA + √(seen / new) · (3 · POD-spatial + POD-flat): the loss of one batch.
+
+    NCA is :func:`proxy_nca_loss`.
 
     In the first phase there is no teacher: leave out features and maps, and the NCA loss remains.
     The weights are those of CIFAR-100.
@@ -119,7 +141,7 @@ def podnet_loss(
         ... )
     """
     factor = pod_scale(seen, new)
-    loss = nca_loss(similarities, targets, scale, margin, hinge=hinge)
+    loss = proxy_nca_loss(similarities, targets, scale)
     given = {
         "features": features,
         "teacher_features": teacher_features,

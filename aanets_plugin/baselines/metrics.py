@@ -1,0 +1,121 @@
+"""What is measured after each phase: accuracies on groups of classes, their average, forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from aanets_plugin.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class PhaseMetrics:
+    """Accuracies over test samples after one phase, in per cent.
+
+    `dataclasses.asdict` gives what JSON can hold, and `PhaseMetrics(**read)` is the same again.
+    """
+
+    all: float
+    """On all classes seen."""
+    old: float | None
+    """On the classes of earlier phases; None in phase 0."""
+    new: float
+    """On the classes of this phase."""
+    base: float
+    """On the classes of phase 0."""
+    by_phase: list[float]
+    """On the classes of each phase so far."""
+    average: float
+    """Average incremental accuracy (Rebuffi et al. 2017): the mean of `all` over the phases."""
+    forgetting: float | None
+    """How far the classes of an earlier phase are below their best accuracy in any earlier phase,
+    averaged over those phases (Chaudhry et al. 2018, Eq. 3); None in phase 0."""
+
+
+def phase_metrics(
+    predictions: Tensor,
+    targets: Tensor,
+    increments: Sequence[int],
+    earlier: Sequence[PhaseMetrics],
+) -> PhaseMetrics:
+    """The metrics of the last phase in ``increments``.
+
+    ``predictions`` and ``targets`` are class labels of the test samples of all classes seen.
+    ``increments[p]`` is how many classes phase p brought; labels count from 0 in the order of
+    arrival. ``earlier`` holds what this function gave after each phase before.
+
+    >>> first = phase_metrics(torch.tensor([0, 1]), torch.tensor([0, 1]), [2], [])
+    >>> predictions, targets = torch.tensor([0, 2, 2, 2]), torch.tensor([0, 1, 2, 2])
+    >>> second = phase_metrics(predictions, targets, [2, 1], [first])
+    >>> second.all, second.old, second.new, second.average, second.forgetting
+    (75.0, 50.0, 100.0, 87.5, 50.0)
+    """
+    _check(predictions, targets, increments, earlier)
+    labels = targets.detach().cpu()
+    right = predictions.detach().cpu() == labels
+    ends = torch.tensor(list(accumulate(increments)))
+    phases = torch.bucketize(labels, ends, right=True)
+    count = torch.bincount(phases, minlength=len(increments)).tolist()
+    hits = torch.bincount(phases[right], minlength=len(increments)).tolist()
+    if 0 in count:
+        raise ConfigurationError(
+            f"targets has no sample of the classes of phase {count.index(0)}; expected test "
+            f"samples of all classes seen, increments={list(increments)}"
+        )
+    by_phase = [100 * hit / of for hit, of in zip(hits, count, strict=True)]
+    overall = 100 * sum(hits) / sum(count)
+    falls = [
+        max(metrics.by_phase[phase] for metrics in earlier[phase:]) - by_phase[phase]
+        for phase in range(len(earlier))
+    ]
+    return PhaseMetrics(
+        all=overall,
+        old=100 * sum(hits[:-1]) / sum(count[:-1]) if earlier else None,
+        new=by_phase[-1],
+        base=by_phase[0],
+        by_phase=by_phase,
+        average=fmean([*(metrics.all for metrics in earlier), overall]),
+        forgetting=fmean(falls) if earlier else None,
+    )
+
+
+def _check(
+    predictions: Tensor,
+    targets: Tensor,
+    increments: Sequence[int],
+    earlier: Sequence[PhaseMetrics],
+) -> None:
+    if not increments or min(increments) < 1:
+        raise ConfigurationError(
+            f"increments={list(increments)}; expected the number of classes of each phase so far, "
+            f"at least 1 in each"
+        )
+    if targets.dim() != 1 or predictions.shape != targets.shape:
+        raise ConfigurationError(
+            f"predictions has the shape {tuple(predictions.shape)}, targets has "
+            f"{tuple(targets.shape)}; expected [samples], the same for both: of logits, pass "
+            f"logits.argmax(1)"
+        )
+    for name, labels in (("predictions", predictions), ("targets", targets)):
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise ConfigurationError(f"{name} is {labels.dtype}; expected integers: class labels")
+    if len(targets) == 0:
+        raise ConfigurationError("targets has no sample; expected the test samples of all classes")
+    lowest, highest = int(targets.min()), int(targets.max())
+    if lowest < 0 or highest >= sum(increments):
+        raise ConfigurationError(
+            f"targets has the label {lowest if lowest < 0 else highest}; expected 0 to "
+            f"{sum(increments) - 1} with increments={list(increments)}: labels in the order in "
+            f"which classes arrive"
+        )
+    lengths = [len(metrics.by_phase) for metrics in earlier]
+    if lengths != list(range(1, len(increments))):
+        raise ConfigurationError(
+            f"earlier has {len(earlier)} metrics, of {lengths} phases each; expected one for each "
+            f"of the {len(increments) - 1} phases before this one, in order"
+        )

@@ -1,0 +1,112 @@
+"""Continuum's rehearsal memory, filled by herding; and learned images put into it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from continuum.rehearsal import RehearsalMemory
+from PIL import Image
+from torch import Tensor
+
+from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.exemplars import herd
+
+from .settings import Memory
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def rehearsal_memory(memory: Memory, classes: int) -> RehearsalMemory:
+    """An empty memory of Continuum for so many classes in the end, with iCaRL's herding."""
+    if memory.per_class is not None:
+        size, fixed = memory.per_class * classes, True
+    else:
+        assert memory.total is not None
+        size, fixed = memory.total, False
+    return RehearsalMemory(size, herd_samples, fixed_memory=fixed, nb_total_classes=classes)
+
+
+def herd_samples(
+    x: np.ndarray, y: np.ndarray, t: np.ndarray, z: Tensor, nb_per_class: int
+) -> Arrays:
+    """A herding method for Continuum's RehearsalMemory: `z` are the features of the samples.
+
+    A class with fewer samples than asked for gives all it has.
+    """
+    chosen = []
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        best = herd(z[torch.as_tensor(rows)], min(nb_per_class, len(rows)))
+        chosen.append(rows[best.numpy()])
+    order = np.concatenate(chosen)
+    return x[order], y[order], t[order]
+
+
+def with_samples(taskset: Any, samples: Arrays) -> Any:
+    """A task set like `taskset`, transforms included, of these samples alone."""
+    like = copy.copy(taskset)
+    like._x, like._y, like._t = samples
+    return like
+
+
+def state_of(memory: RehearsalMemory) -> dict[str, Any]:
+    """What the memory holds, as tensors and strings."""
+    x, y, t = memory.get()
+    paths = x.dtype.kind in "UO"
+    return {
+        "x": [str(path) for path in x] if paths else torch.as_tensor(x),
+        "y": torch.as_tensor(y),
+        "t": torch.as_tensor(t),
+    }
+
+
+def restore(memory: RehearsalMemory, state: dict[str, Any]) -> None:
+    x = state["x"]
+    memory._x = np.array(x) if isinstance(x, list) else x.numpy()
+    memory._y, memory._t = state["y"].numpy(), state["t"].numpy()
+    memory.seen_classes = set(np.unique(memory._y))
+
+
+def pixel_bounds(transforms: Any) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the normalisation that these transforms end with; 0 and 1 if none."""
+    for transform in getattr(transforms, "transforms", [transforms]):
+        if hasattr(transform, "mean") and hasattr(transform, "std"):
+            mean, std = (torch.as_tensor(v).float() for v in (transform.mean, transform.std))
+            return mean.reshape(-1, 1, 1), std.reshape(-1, 1, 1)
+    return torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+
+
+def put_images(
+    memory: RehearsalMemory, rows: np.ndarray, images: Tensor, transforms: Any, folder: Path
+) -> None:
+    """Put images as the network takes them in place of those in the memory's `rows`.
+
+    They are stored as the others are: 8-bit arrays, or picture files in `folder` and their paths.
+    """
+    mean, std = pixel_bounds(transforms)
+    bytes_ = ((images.cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
+    arrays = bytes_.permute(0, 2, 3, 1).numpy()
+    assert memory._x is not None
+    if memory._x.dtype.kind in "UO":
+        folder.mkdir(parents=True, exist_ok=True)
+        paths: list[str] = []
+        for label, array in zip(memory._y[rows], arrays, strict=True):
+            paths.append(str(folder / f"{label}-{len(paths)}.png"))
+            Image.fromarray(array).save(paths[-1])
+        x = memory._x.tolist()
+        for row, path in zip(rows.tolist(), paths, strict=True):
+            x[row] = path
+        memory._x = np.array(x)
+        return
+    if arrays.shape[1:] != memory._x.shape[1:]:
+        raise ConfigurationError(
+            f"learned exemplars have the shape {arrays.shape[1:]}, stored images "
+            f"{memory._x.shape[1:]}; they must be the same. Resize the data set itself, so that "
+            f"its test transforms keep the size of an image."
+        )
+    memory._x = memory._x.copy()
+    memory._x[rows] = arrays

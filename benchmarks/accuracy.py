@@ -1,0 +1,173 @@
+"""The four baselines with and without AANets on CIFAR-100: the paper's Table 2 in a small setting.
+
+python benchmarks/accuracy.py --data FOLDER
+
+FOLDER has train.npz and test.npz with `x` and `y`. 50 classes first, then 5 phases of 10. For each
+method and seed three arms start from the same trained first phase: the plain network, AANets with
+learned α, AANets with α fixed at 0.5. Runs are kept in --runs and go on from there when the script
+is started again; tables and pictures go to --output, of whatever is finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import shutil
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from aanets_plugin.adapters.continuum.datasets import load_data, scenarios
+from aanets_plugin.adapters.continuum.folder import RunFolder
+from aanets_plugin.adapters.continuum.report import (
+    Result,
+    paired_table,
+    plot_accuracy,
+    results_table,
+)
+from aanets_plugin.adapters.continuum.runner import run
+from aanets_plugin.adapters.continuum.settings import AANets, Memory, Training
+from aanets_plugin.baselines import CifarResNet
+from aanets_plugin.baselines.methods import METHODS
+
+ARMS = {"plain": None, "learned": AANets(), "fixed": AANets(alpha_lr=0.0)}
+FIRST = {"cosine": ("lucir", "plain"), "proxies": ("podnet", "plain")}
+"""Whose first phase all runs with this type of head start from."""
+
+Job = tuple[str, str, int]
+"""Method, arm, seed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all runs share."""
+
+    data: Path
+    runs: Path
+    images: int
+    depth: int
+    base_epochs: int
+    epochs: int
+    batch_size: int
+    exemplars: int
+
+    @property
+    def training(self) -> Training:
+        return Training(
+            epochs=self.epochs, base_epochs=self.base_epochs, batch_size=self.batch_size
+        )
+
+
+def one(setting: Setting, method: str, arm: str, seed: int) -> Result:
+    """One run; a finished one is read from its folder."""
+    torch.set_num_threads(1)
+    data = load_data("cifar100", setting.data, per_class=setting.images)
+    train, test = scenarios(data, base_classes=50, phases=5)
+    first = "-".join([*FIRST[METHODS[method].head_type], str(seed)])
+    name = f"{method}-{arm}-{seed}"
+    while name != first and not RunFolder(setting.runs / first).base.exists():
+        time.sleep(5)
+    return run(
+        train,
+        test,
+        lambda: CifarResNet(setting.depth, 100),
+        METHODS[method](),
+        aanets=ARMS[arm],
+        memory=Memory(per_class=setting.exemplars),
+        training=setting.training,
+        seed=seed,
+        output=setting.runs / name,
+        resume=True,
+        base=None if name == first else setting.runs / first,
+        progress=False,
+    )
+
+
+def jobs_of(seeds: dict[str, list[int]]) -> list[Job]:
+    """Runs whose first phase others start from come first, then method by method."""
+    jobs = [(method, arm, seed) for method, some in seeds.items() for seed in some for arm in ARMS]
+    return sorted(jobs, key=lambda job: job[:2] not in FIRST.values())
+
+
+def report(setting: Setting, results: dict[Job, Result], command: str, output: Path) -> str:
+    """Tables of all methods that have a finished run, as markdown; pictures beside them."""
+    lines = ["# Accuracy on CIFAR-100", "", f"`{command}`", "", describe(setting), ""]
+    for method, kind in METHODS.items():
+        found = [result for (name, _, _), result in results.items() if name == method]
+        if not found:
+            continue
+        reported = kind.predicts_by
+        picture = output / f"accuracy_{method}.png"
+        plot_accuracy(found, picture, rule=reported, title=f"{method}, by {reported}")
+        lines += [f"## {method}", "", results_table(found, reported=reported), ""]
+        if len({result.arm for result in found}) > 1:
+            lines += [paired_table(found, reported=reported), ""]
+        lines += [f"![accuracy of {method}]({picture.name})", ""]
+        alpha = setting.runs / f"{method}-learned-0" / "alpha.png"
+        if alpha.exists():
+            copy = output / f"alpha_{method}.png"
+            shutil.copyfile(alpha, copy)
+            lines += [f"![α of {method}, seed 0]({copy.name})", ""]
+    return "\n".join(lines)
+
+
+def describe(setting: Setting) -> str:
+    return (
+        f"ResNet-{6 * setting.depth + 2}, 50 classes first, then 5 phases of 10 in the paper's "
+        f"order; {setting.images} training images and {setting.exemplars} exemplars per class, "
+        f"all test images; {setting.base_epochs} epochs in the first phase, "
+        f"{setting.epochs} in each of the others, batches of {setting.batch_size}, learning rate "
+        f"{setting.training.lr}, the paper's augmentation. All arms of a method and seed start "
+        f"from the same first phase."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--data", type=Path, required=True, help="folder with train.npz, test.npz")
+    parser.add_argument("--runs", type=Path, default=Path("runs/accuracy"), help="run folders")
+    parser.add_argument("--output", type=Path, default=results, help="for tables and pictures")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of LUCIR and iCaRL")
+    parser.add_argument("--other-seeds", type=int, nargs="+", default=[0], help="of the others")
+    parser.add_argument("--images", type=int, default=100, help="for training, of each class")
+    parser.add_argument("--depth", type=int, default=2, help="blocks of a stage: 2 is ResNet-14")
+    parser.add_argument("--base-epochs", type=int, default=25, help="of the first phase")
+    parser.add_argument("--epochs", type=int, default=4, help="of each later phase")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--exemplars", type=int, default=20, help="of each class")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    args = vars(parser.parse_args())
+    output, processes = args.pop("output"), args.pop("processes")
+    seeds = {"lucir": args.pop("seeds")}
+    seeds["icarl"] = seeds["lucir"]
+    seeds["podnet"] = seeds["mnemonics"] = args.pop("other_seeds")
+    setting = Setting(**args)
+    command = shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]])
+    output.mkdir(parents=True, exist_ok=True)
+
+    done: dict[Job, Result] = {}
+    jobs = jobs_of(seeds)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(one, setting, *job): job for job in jobs}
+        for future in tqdm(as_completed(running), total=len(jobs), desc="runs"):
+            job = running[future]
+            done[job] = future.result()
+            (last,) = done[job].head[-1:]
+            tqdm.write(f"{'-'.join(map(str, job))}: average by head {last['average']:.2f}")
+            in_order = {job: done[job] for job in jobs if job in done}
+            text = report(setting, in_order, command, output)
+            (output / "accuracy.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
