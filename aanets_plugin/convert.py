@@ -119,6 +119,10 @@ def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str
     level = f"{prefix}{first}"
     if not any(key.startswith(f"{level}.branches.") for key in state_dict):
         return  # not a checkpoint of a converted model: load_state_dict says what is missing
+    plastic = f"{level}.branches.0."
+    buffers = [f"{plastic}{name}" for name, _ in levels(trunk)[0].plastic.named_buffers()]
+    if buffers and not any(key in state_dict for key in buffers):
+        return  # parameters alone, from a host that keeps those: they say nothing of the state
     frozen = f"{level}.alpha" in state_dict
     if frozen != levels(trunk)[0].base_frozen:
         (freeze_base if frozen else thaw_base)(trunk)

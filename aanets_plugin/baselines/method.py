@@ -6,7 +6,7 @@ A loop that trains a :class:`Method` does, in every phase but the first:
     net.fc = method.grow(net.fc, new, features, targets)       # of the new data
     for x, y in new data and exemplars:
         loss = method.loss(net.fc, method.observe(net, x), y, teacher's output or None)
-    exemplars by herding, which `method.refine` may change
+    exemplars by herding; `method.refine` learns better ones, if `method.learns_exemplars`
     fine-tuning on exemplars, if `method.fine_tuning` says so
 
 Columns of logits are classes in the order of their arrival.
@@ -58,6 +58,8 @@ class Method:
     """Methods with the same one train the same network in the first phase."""
     schedule: ClassVar[str] = "step"
     keeps_all_data: ClassVar[bool] = False
+    learns_exemplars: ClassVar[bool] = False
+    """Whether exemplars go through `refine` after herding."""
 
     @property
     def fine_tuning(self) -> FineTuning | None:
@@ -112,9 +114,9 @@ class Method:
         validation: Iterable[Sequence[Any]],
         bounds: tuple[Tensor, Tensor],
         generator: torch.Generator | None = None,
-    ) -> Tensor | None:
-        """Better exemplars of the new classes than the herded ones, or None to keep those."""
-        return None
+    ) -> Tensor:
+        """Better exemplars than the herded `images`, of the same labels and within `bounds`."""
+        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Name and hyperparameters."""

@@ -128,6 +128,7 @@ class Mnemonics(LUCIR):
     """Mnemonics (Liu et al. 2020) on LUCIR's losses: exemplars are learned, then fine-tuned on."""
 
     name: ClassVar[str] = "mnemonics"
+    learns_exemplars: ClassVar[bool] = True
 
     refine_steps: int = 20
     refine_lr: float = 1e-2
@@ -151,7 +152,7 @@ class Mnemonics(LUCIR):
         validation: Iterable[Sequence[Any]],
         bounds: tuple[Tensor, Tensor],
         generator: torch.Generator | None = None,
-    ) -> Tensor | None:
+    ) -> Tensor:
         return refine_exemplars(
             net,
             images,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.network import IncrementalNet, feature_count, without_head
@@ -66,33 +63,3 @@ class HeadLesson(nn.Module):
             out = self.method.observe(net, x)
         scores, logits = self.method.score(self.fc, out.features)
         return self.method.loss(self.fc, type(out)(out.features, scores, logits), y, None)
-
-
-@torch.no_grad()
-def extract(
-    net: IncrementalNet,
-    dataset: Any,
-    accelerator: Accelerator,
-    *,
-    batch_size: int,
-    workers: int = 0,
-    flip: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Features and labels of all samples in their order, by all processes together.
-
-    With `flip`, also the features of the mirrored images.
-    """
-    loader = accelerator.prepare_data_loader(
-        DataLoader(dataset, batch_size=batch_size, num_workers=workers)
-    )
-    straight, mirrored, labels = [], [], []
-    with evaluating(net), accelerator.autocast():
-        for x, y, *_ in loader:
-            parts = [net.features(x), y] + ([net.features(x.flip(-1))] if flip else [])
-            found = accelerator.gather_for_metrics(parts)
-            straight.append(found[0].float().cpu())
-            labels.append(found[1].cpu())
-            if flip:
-                mirrored.append(found[2].float().cpu())
-    flipped = torch.cat(mirrored) if flip else None
-    return torch.cat(straight), torch.cat(labels).long(), flipped

@@ -1,0 +1,47 @@
+"""What α learns from, for the batches (x, y, task label) and the models of Avalanche."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from avalanche.models import TrainEvalModel, avalanche_forward
+from avalanche.training.supervised import SCR
+from torch import Tensor, nn
+
+from aanets_plugin.upper_level import LossFunction, logits_of
+
+
+def default_loss(strategy: Any) -> LossFunction:
+    """Cross-entropy on the class logits; for SCR, which has none, its own contrastive loss."""
+    if isinstance(strategy, SCR):
+        return functools.partial(
+            contrastive, criterion=strategy.train_loss, augment=strategy.augmentations
+        )
+    return cross_entropy
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    x, y, tasks = to_device(model, batch)
+    if isinstance(model, TrainEvalModel):
+        # In eval mode it answers by nearest mean, without a gradient and without new classes.
+        return F.cross_entropy(logits_of(model.train_classifier(model.feature_extractor(x))), y)
+    return F.cross_entropy(logits_of(avalanche_forward(model, x, tasks)), y)
+
+
+def contrastive(
+    model: Any, batch: Any, *, criterion: nn.Module, augment: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """SCR's loss over two views of each sample, through its projection head."""
+    x, y, _ = to_device(model, batch)
+    features = F.normalize(model.feature_extractor(torch.cat([x, augment(x)])), p=2, dim=1)
+    views = torch.stack(model.train_classifier(features).chunk(2), dim=1)
+    return criterion(views, y)  # type: ignore[no-any-return]
+
+
+def to_device(model: nn.Module, batch: Any) -> list[Tensor]:
+    device = next(model.parameters()).device
+    return [item.to(device, non_blocking=True) for item in batch]
