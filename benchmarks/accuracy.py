@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100, help="for training, of each class")
     parser.add_argument("--depth", type=int, default=2, help="blocks of a stage: 2 is ResNet-14")
     parser.add_argument("--base-epochs", type=int, default=25, help="of the first phase")
-    parser.add_argument("--epochs", type=int, default=4, help="of each later phase")
+    parser.add_argument("--epochs", type=int, default=3, help="of each later phase")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--exemplars", type=int, default=20, help="of each class")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")

@@ -39,6 +39,7 @@ from aanets_plugin.baselines import resnet20
 BASE, STEP, PHASES = 50, 10, 2
 ARMS: dict[str, dict[str, Any]] = {
     "fixed 0.5": {"lr": 0.0},
+    "normalized 0.01": {"lr": 0.01},
     "normalized 0.03": {"lr": 0.03},
     "normalized 0.1": {"lr": 0.1},
     "normalized 0.3": {"lr": 0.3},
@@ -263,17 +264,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8, help="per incremental phase")
     parser.add_argument("--exemplars", type=int, default=10, help="per class")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     args = vars(parser.parse_args())
-    processes = args.pop("processes")
+    processes, arms = args.pop("processes"), args.pop("arms")
     settings = Settings(**args)
     if not (settings.data / "train.npz").exists():
         parser.error(f"--data: {settings.data} has no train.npz")
     settings.output.mkdir(parents=True, exist_ok=True)
     base = trained_base(settings)
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
-        jobs = [pool.apply_async(run_arm, (arm, settings, base)) for arm in ARMS]
+        jobs = [pool.apply_async(run_arm, (arm, settings, base)) for arm in arms]
         results = [job.get() for job in tqdm(jobs, desc="arms")]
     (settings.output / "alpha.json").write_text(json.dumps(results), encoding="utf-8")
     draw(results, settings.output / "alpha_steps.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import aanets_plugin
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
+BASELINES = ["icarl.py", "lucir.py", "mnemonics.py", "podnet.py"]
+OTHERS = sorted({path.name for path in ROOT.glob("examples/*.py")} - set(BASELINES))
 
 
 def run(script: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -28,7 +31,7 @@ def run(script: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("examples/*.py")))
+@pytest.mark.parametrize("script", OTHERS)
 def test_help_explains_the_script(script, tmp_path):
     done = run(script, "--help", cwd=tmp_path)
 
@@ -77,3 +80,26 @@ def test_own_loop_refuses_a_memory_of_nothing(tmp_path):
 
     assert done.returncode == 2
     assert "must be at least 1" in done.stderr
+
+
+@pytest.mark.parametrize("script", BASELINES)
+def test_a_baseline_is_compared_with_and_without_aanets(script, tmp_path):
+    small = ["--phases", "1", "--epochs", "1", "--images-per-class", "4"]
+    done = run(script, *small, "--memory-per-class", "2", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    _, table, differences = done.stdout.split("\n| arm ")
+    reported = "nearest mean" if script == "icarl.py" else "head"
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()[2:4]]
+    assert [cell[:2] for cell in cells] == [["plain", reported], ["AANets, learned α", reported]]
+    plain, learned = (float(cell[2].strip("*")) for cell in cells)
+    assert 0 <= min(plain, learned) <= max(plain, learned) <= 100
+    assert "difference to plain" in differences
+
+    folder = tmp_path / "runs" / script.removesuffix(".py")
+    for name in ("accuracy.png", "alpha.png"):
+        assert str(folder.relative_to(tmp_path) / name) in done.stdout
+        assert (folder / name).read_bytes().startswith(PNG)
+    assert f"examples/{script}" in (folder / "summary.md").read_text(encoding="utf-8")
+    with open(folder / "learned-0" / "alpha.csv", encoding="utf-8") as file:
+        assert any(abs(float(row["alpha_0"]) - 0.5) > 1e-3 for row in csv.DictReader(file))

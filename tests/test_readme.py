@@ -27,6 +27,14 @@ def test_the_usage_example_runs_as_it_stands():
     assert {record.phase for record in names["bilevel"].history} == {1, 2}
 
 
+@pytest.mark.parametrize("number", range(1, len(blocks("python"))))
+def test_the_other_examples_run_as_they_stand(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(blocks("python")[number], "README.md", "exec"), names)
+    assert len(names) > 2
+
+
 def test_there_are_two_commands_and_each_installs_what_it_runs():
     commands = [block.strip() for block in blocks("bash")]
     assert len(commands) == 2

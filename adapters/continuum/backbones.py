@@ -88,19 +88,23 @@ def backbone(name: str, *, pretrained: bool = False) -> Make:
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
-    try:
-        return models.get_model(name, weights="DEFAULT" if pretrained else None)  # type: ignore[no-any-return]
-    except (OSError, RuntimeError) as error:
-        raise _not_made(f"torchvision:{name}", pretrained, error) from error
+    return _made(partial(models.get_model, name, weights="DEFAULT" if pretrained else None), name)
 
 
 def _timm(name: str, pretrained: bool) -> nn.Module:
     import timm
 
+    return _made(partial(timm.create_model, name, pretrained=pretrained, num_classes=0), name)
+
+
+def _made(make: Make, name: str) -> nn.Module:
     try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0)  # type: ignore[no-any-return]
-    except (OSError, RuntimeError) as error:
-        raise _not_made(f"timm:{name}", pretrained, error) from error
+        return make()
+    except Exception as error:  # a hub, a connection, a file: each has its own
+        raise ConfigurationError(
+            f"the backbone {name!r} could not be made ({type(error).__name__}: {error}); if it is "
+            f"about pretrained weights, check the connection, or leave them out"
+        ) from error
 
 
 def _timm_names(*, required: bool) -> list[str]:
@@ -115,11 +119,3 @@ def _timm_names(*, required: bool) -> list[str]:
             ) from error
         return []
     return [*timm.list_models(), *timm.list_pretrained()]
-
-
-def _not_made(name: str, pretrained: bool, error: Exception) -> ConfigurationError:
-    what = "its pretrained weights did not load" if pretrained else "it could not be made"
-    return ConfigurationError(
-        f"backbone={name!r}: {what} ({type(error).__name__}: {error})"
-        + ("; check the connection, or leave pretrained out" if pretrained else "")
-    )

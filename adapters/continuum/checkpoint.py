@@ -31,9 +31,10 @@ def load(path: Path) -> dict[str, Any] | None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a file that is not whole
+        why = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise ConfigurationError(
-            f"{path} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}). It is "
-            f"truncated or not a checkpoint of a run; delete it to go back to the state before."
+            f"{path} cannot be read ({why}). It is truncated or not a checkpoint of a run; delete "
+            f"it to go back to the state before."
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__

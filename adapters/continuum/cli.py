@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, patch_environment
 
 from aanets_plugin.baselines.method import Method
@@ -20,7 +20,7 @@ from aanets_plugin.errors import AANetError, ConfigurationError
 
 from .backbones import backbone
 from .compare import arms_of, compare
-from .datasets import load_data, scenarios
+from .datasets import Data, load_data, scenarios
 from .loop import default_accelerator
 from .options import check, parser
 from .presets import Setting, setting
@@ -68,11 +68,11 @@ def _compare(method: Method, args: argparse.Namespace, command: str) -> list[Res
     memory = Memory(per_class=per_class, total=args.memory_total, strict=args.strict_memory)
     aanets = None if args.no_aanet else _aanets(args)
     arms = arms_of(method, aanets, fixed_alpha=args.fixed_alpha, upper_bound=args.upper_bound)
-    output = _agreed_folder(accelerator, args.output, method.name, args.resume)
-    accelerator.print(
-        f"{method.name} on {data.name}: {chosen.backbone}, {base_classes} classes first, then "
-        f"{phases} phases of {(data.classes - base_classes) // phases}; results in {output}\n"
-    )
+    usual = Path("runs") / method.name
+    output = _agreed_folder(accelerator, args.output, usual, args.resume)
+    about = _describe(data, chosen, memory, base_classes, phases)
+    taken = f", as {usual} is taken" if not (args.output or args.resume or output == usual) else ""
+    accelerator.print(f"{method.name}: {about}. Results go to {output}{taken}\n")
     results = compare(
         train,
         test,
@@ -86,6 +86,7 @@ def _compare(method: Method, args: argparse.Namespace, command: str) -> list[Res
         accelerator=accelerator,
         tensorboard=args.tensorboard,
         command=command,
+        notes=[about],
     )
     if accelerator.is_main_process:
         print(results_table(results, reported=method.predicts_by))
@@ -95,6 +96,19 @@ def _compare(method: Method, args: argparse.Namespace, command: str) -> list[Res
             if (output / name).exists():
                 print(output / name)
     return results
+
+
+def _describe(data: Data, chosen: Setting, memory: Memory, base_classes: int, phases: int) -> str:
+    """What all runs share, in a line."""
+    first = f"{base_classes} classes first, then " if base_classes else ""
+    each = (data.classes - base_classes) // phases
+    number = f"{memory.per_class} of each class" if memory.total is None else f"{memory.total}"
+    return (
+        f"{data.name}, {first}{phases} x {each} classes; exemplars: {number}"
+        f"{', less with AANets (strict memory)' if memory.strict else ''}; {chosen.backbone}, "
+        f"{chosen.base_epochs} epochs in the first phase, {chosen.epochs} in the others, batches "
+        f"of {chosen.batch_size}, learning rate {chosen.lr:g}"
+    )
 
 
 def _setting(args: argparse.Namespace) -> Setting:
@@ -116,32 +130,31 @@ def _aanets(args: argparse.Namespace) -> AANets:
 
 def _accelerator(device: str, precision: str, batch_size: int) -> Accelerator:
     """Accelerate on this device; under a launcher each process has its own."""
-    chosen = {} if device in ("auto", "cpu") else {"ACCELERATE_TORCH_DEVICE": device}
+    alone = "LOCAL_RANK" not in os.environ
+    chosen = {"ACCELERATE_TORCH_DEVICE": device} if alone and device not in ("auto", "cpu") else {}
     try:
         if chosen:
             torch.empty(0, device=device)
-        if "LOCAL_RANK" in os.environ:
-            chosen = {}
         with patch_environment(**chosen):
-            found = default_accelerator(cpu=device == "cpu", mixed_precision=precision)
-    except (AssertionError, ImportError, RuntimeError, ValueError) as error:
+            state = PartialState(cpu=device == "cpu")
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigurationError(f"--device {device} cannot be used here ({error})") from error
+    if precision == "fp16" and state.device.type == "cpu":
+        raise ConfigurationError("--precision fp16 needs a GPU; take bf16 or no on a CPU")
+    if batch_size % state.num_processes:
         raise ConfigurationError(
-            f"--device {device}, --precision {precision}: not possible here ({error})"
-        ) from error
-    if batch_size % found.num_processes:
-        raise ConfigurationError(
-            f"a batch of {batch_size} cannot be shared evenly by {found.num_processes} processes; "
+            f"a batch of {batch_size} cannot be shared evenly by {state.num_processes} processes; "
             f"pass a --batch-size that can"
         )
-    return found
+    return default_accelerator(cpu=device == "cpu", mixed_precision=precision)
 
 
-def _agreed_folder(accelerator: Accelerator, given: Path | None, name: str, resume: bool) -> Path:
+def _agreed_folder(accelerator: Accelerator, given: Path | None, usual: Path, resume: bool) -> Path:
     """The main process decides, so that no other finds what that one has begun to write."""
     decision: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
-            decision[0] = output_folder(given, Path("runs") / name, resume)
+            decision[0] = output_folder(given, usual, resume)
         except ConfigurationError as error:
             decision[1] = error
     broadcast_object_list(decision)

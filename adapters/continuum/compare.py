@@ -86,16 +86,17 @@ def compare(
         )
     output, accelerator = Path(output), accelerator or default_accelerator()
     options: dict[str, Any] = {"memory": memory, "training": training, "accelerator": accelerator}
-    with tempfile.TemporaryDirectory() as nowhere:
-        for name, arm in arms.items():
-            folder = Path(nowhere) / name
-            Run(train, test, backbone, arm.method, aanets=arm.aanets, output=folder, **options)
+    for arm in arms.values():
+        _check(train, test, backbone, arm, options)
 
     first, *_ = arms
     results = []
     todo = [(seed, name) for seed in seeds for name in arms]
     for number, (seed, name) in enumerate(todo, 1):
         arm, folder = arms[name], output / f"{name}-{seed}"
+        base = None
+        if name != first and same_start(arms[first], arm):
+            base = output / f"{first}-{seed}"
         start = time.monotonic()
         accelerator.print(f"run {number} of {len(todo)}: {folder}")
         result = run(
@@ -105,10 +106,9 @@ def compare(
             arm.method,
             aanets=arm.aanets,
             output=folder,
-            base=output / f"{first}-{seed}"
-            if _same_start(arms[first], arm, name != first)
-            else None,
+            base=base,
             seed=seed,
+            # The main process judges the folder; the others may find what that one has just begun.
             resume=resume,
             tensorboard=tensorboard,
             progress=progress,
@@ -129,10 +129,21 @@ def compare(
     return results
 
 
-def _same_start(first: Arm, arm: Arm, later: bool) -> bool:
-    """Whether the first phase of `arm` would be that of the first arm."""
+def _check(train: Any, test: Any, backbone: Backbone, arm: Arm, options: dict[str, Any]) -> None:
+    """Set a run up as if it was to start, and leave it."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            Run(train, test, backbone, arm.method, aanets=arm.aanets, output=folder, **options)
+        except (AssertionError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"the network does not take these images ({error}); take another backbone"
+            ) from error
+
+
+def same_start(first: Arm, arm: Arm) -> bool:
+    """Whether both arms train the same network in the first phase."""
     ours, theirs = arm.method, first.method
-    return later and (ours.head_type, ours.schedule) == (theirs.head_type, theirs.schedule)
+    return (ours.head_type, ours.schedule) == (theirs.head_type, theirs.schedule)
 
 
 def _report(

@@ -16,7 +16,9 @@ from .presets import DEFAULTS, PRESETS
 def parser(method: Method, description: str | None = None) -> argparse.ArgumentParser:
     """The options of an example that shows `method`."""
     found = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        usage="%(prog)s [options]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     data = found.add_argument_group("data")
     data.add_argument("--dataset", choices=DATASETS, default="digits", help="default: %(default)s")
@@ -63,7 +65,9 @@ def parser(method: Method, description: str | None = None) -> argparse.ArgumentP
         "--blocks", metavar="A+B", help="all, scaling or frozen per branch; default: all+scaling"
     )
     net.add_argument("--stem", help="stable, plastic or paired; default: stable")
-    net.add_argument("--alpha-lr", type=float, metavar="LR", help="of α; default: 0.03")
+    net.add_argument(
+        "--alpha-lr", type=float, metavar="LR", help="learning rate of α; default: 0.03"
+    )
 
     arms = found.add_argument_group("what is compared")
     arms.add_argument("--no-aanet", action="store_true", help="the plain network only")
@@ -109,8 +113,15 @@ def parser(method: Method, description: str | None = None) -> argparse.ArgumentP
         help=f"default: runs/{method.name}, or the next free name",
     )
     how.add_argument("--resume", action="store_true", help="go on with the runs in the folder")
-    how.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, …")
-    how.add_argument("--precision", choices=("no", "fp16", "bf16"), default="no", help="mixed")
+    how.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1, mps, …; default: the best there is"
+    )
+    how.add_argument(
+        "--precision",
+        choices=("no", "fp16", "bf16"),
+        default="no",
+        help="mixed precision; default: no",
+    )
     how.add_argument("--tensorboard", action="store_true", help="curves in each run's folder too")
     return found
 

@@ -21,6 +21,14 @@ class Phases:
                 f"the train scenario has {len(train)} phases, the test scenario {len(test)}; make "
                 f"both with the same increments and class order."
             )
+        # Labels are places in the order, so two orders have the same ones for other classes.
+        orders: list[Any] = [getattr(scenario, "class_order", None) for scenario in (train, test)]
+        if not np.array_equal(*orders):
+            first, second = ([] if order is None else list(map(int, order)) for order in orders)
+            raise ConfigurationError(
+                f"the train scenario has the class order {first}, the test scenario {second}; give "
+                f"both the same class order."
+            )
         self.scenarios = train, test
         self.increments: list[int] = []
         self.smallest: list[int] = []

@@ -75,7 +75,7 @@ DEFAULTS = {
         base_epochs=20,
         batch_size=32,
         lr=0.05,
-        memory_per_class=5,
+        memory_per_class=10,
         base_classes=4,
     ),
     "cifar100": Setting("resnet32", epochs=40, base_epochs=80),

@@ -117,6 +117,7 @@ class Run:
         self.base = None
         if base is not None and state is None:
             self.base = load_base(base, self.base_config)
+        self.accelerator.wait_for_everyone()  # no process may find what another began to write
         if self.is_main:
             self.folder.write_config(config)
         curves = self.folder.path / "tensorboard" if tensorboard and self.is_main else None

@@ -21,6 +21,16 @@ class AANets:
     balanced_per_class: int | None = None
     """Samples of each class in an α update; by default as many as the smallest class has."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha_lr < math.inf:
+            raise ConfigurationError(
+                f"alpha_lr={self.alpha_lr}: expected a number that is not negative."
+            )
+        if self.balanced_per_class is not None and self.balanced_per_class < 1:
+            raise ConfigurationError(
+                f"balanced_per_class={self.balanced_per_class}: expected at least 1, or None."
+            )
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -108,8 +118,10 @@ class Training:
 
         >>> [Training().factor(epoch, 160, "step") for epoch in (0, 79, 80, 120)]
         [1.0, 1.0, 0.1, 0.01]
+        >>> Training().factor(0, 1, "step")
+        1.0
         """
         if schedule == "cosine":
             return (1 + math.cos(math.pi * epoch / epochs)) / 2
-        passed = sum(epoch >= round(share * epochs) for share in self.milestones)
+        passed = sum(epoch >= max(1, round(share * epochs)) for share in self.milestones)
         return float(10.0**-passed)
