@@ -22,9 +22,9 @@ METHOD = Mnemonics(
     margin=0.5,
     ranking_weight=1.0,
     refine_steps=20,  # of the exemplars' pixels, after each phase
-    refine_lr=1e-2,
-    inner_lr=1e-2,  # of the trial step on the exemplars that is differentiated through
-    inner_steps=1,
+    refine_lr=2e-3,  # how far a step moves a pixel, in units of the normalised image
+    inner_lr=1.0,  # of the trial steps on the exemplars that are differentiated through
+    inner_steps=5,
     finetune_epochs=10,
     finetune_lr=1e-3,
 )

@@ -154,7 +154,7 @@ def test_refining_lowers_the_loss_of_a_network_fine_tuned_on_the_exemplars():
     model, images, x = problem()
     options = {"inner_lr": 0.5, "inner_steps": 2}
     batch = (x, LABELS)
-    refined = refine_exemplars(model, images, LABELS, [batch], steps=20, lr=10.0, **options)
+    refined = refine_exemplars(model, images, LABELS, [batch], steps=20, lr=0.05, **options)
     before = literal_loss(model, images, batch, 0.5, 2, "fc")
     assert literal_loss(model, refined, batch, 0.5, 2, "fc") < before - 0.01
     away = 2 * images - refined  # the control: as far in the other direction
@@ -171,11 +171,27 @@ def test_a_step_is_sgd_with_momentum_on_the_images():
             model, pixels.detach(), LABELS, batches[step % 2], inner_lr=0.5
         )
         optimizer.step()
-    options = {"steps": 3, "lr": 0.3, "inner_lr": 0.5}
+    options = {"steps": 3, "lr": 0.3, "inner_lr": 0.5, "inner_steps": 1, "normalize": False}
     refined = refine_exemplars(model, images, LABELS, batches, **options)
     torch.testing.assert_close(refined, pixels.detach(), rtol=0, atol=1e-14)
     plain = refine_exemplars(model, images, LABELS, batches, momentum=0.0, **options)
     assert not torch.allclose(plain, refined, rtol=0, atol=1e-8)
+
+
+def test_a_normalized_step_moves_every_image_by_the_learning_rate_along_its_gradient():
+    model, images, x = problem()
+    batch, options = (x, LABELS), {"inner_lr": 1e-4}
+    refined = refine_exemplars(model, images, LABELS, [batch], steps=1, lr=0.01, **options)
+    moved = (images - refined).flatten(1)
+    torch.testing.assert_close(
+        moved.square().mean(dim=1).sqrt(), torch.full((len(images),), 0.01).to(images)
+    )
+    gradient, _ = exemplar_gradient(model, images, LABELS, batch, **options)
+    assert torch.cosine_similarity(moved, gradient.flatten(1)).min() > 1 - 1e-9
+
+    options["normalize"] = False
+    plain = refine_exemplars(model, images, LABELS, [batch], steps=1, lr=0.01, **options)
+    assert (images - plain).abs().max() < 1e-6  # which no 8-bit image would show
 
 
 def test_pixels_stay_within_their_bounds():

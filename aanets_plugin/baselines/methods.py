@@ -131,9 +131,9 @@ class Mnemonics(LUCIR):
     learns_exemplars: ClassVar[bool] = True
 
     refine_steps: int = 20
-    refine_lr: float = 1e-2
-    inner_lr: float = 1e-2
-    inner_steps: int = 1
+    refine_lr: float = 2e-3
+    inner_lr: float = 1.0
+    inner_steps: int = 5
     refine_batch: int = 100
     finetune_epochs: int = 10
     finetune_lr: float = 1e-3

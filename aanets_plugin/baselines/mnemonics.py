@@ -49,10 +49,11 @@ def refine_exemplars(
     validation: Iterable[Sequence[Any]],
     *,
     steps: int = 20,
-    lr: float = 1e-2,
+    lr: float = 2e-3,
     momentum: float = 0.9,
-    inner_lr: float = 1e-2,
-    inner_steps: int = 1,
+    normalize: bool = True,
+    inner_lr: float = 1.0,
+    inner_steps: int = 5,
     head: str | Sequence[str] | None = "fc",
     bounds: tuple[float | Tensor, float | Tensor] | None = None,
     batch_size: int | None = None,
@@ -66,8 +67,12 @@ def refine_exemplars(
         images: `[exemplars, …]`, floating point; labels `[exemplars]`.
         validation: batches `(x, y, …)`, one per step, from the start again when they run out.
         steps: how often the images are moved, by SGD with `lr` and `momentum`.
+        normalize: scale each image's gradient to a root mean square of one, so that `lr` is how far
+            a step moves a pixel, in the scale of `images`. The gradient through a fine-tuning step
+            is so small that images stay as they are otherwise.
         inner_steps: steps of gradient descent with `inner_lr` on the exemplars, through which the
-            validation loss is differentiated.
+            validation loss is differentiated. Through one small step, images change to be hard
+            rather than typical; a few large ones keep them good for nearest means too.
         head: names of the modules that these steps change; None for the whole network.
         bounds: lowest and highest value of a pixel, numbers or tensors such as `[channels, 1, 1]`.
         batch_size: how many exemplars to take in a step, drawn anew each time. Default: all.
@@ -104,6 +109,8 @@ def refine_exemplars(
             head=head,
             loss_fn=loss_fn,
         )
+        if normalize:
+            gradient = _unit_scale(gradient)
         velocity[rows] = momentum * velocity[rows] + gradient
         refined[rows] -= lr * velocity[rows]
         if bounds is not None:
@@ -268,6 +275,12 @@ def _endless(validation: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
 def _order(count: int, generator: torch.Generator | None) -> Tensor:
     device = "cpu" if generator is None else generator.device
     return torch.randperm(count, generator=generator, device=device).cpu()
+
+
+def _unit_scale(gradient: Tensor) -> Tensor:
+    """Each image's divided by its root mean square; zero stays zero."""
+    size = gradient.flatten(1).square().mean(dim=1).sqrt()
+    return gradient / size.clamp_min(1e-30).reshape(-1, *[1] * (gradient.ndim - 1))
 
 
 def _like(images: Tensor, bound: float | Tensor) -> Tensor:

@@ -41,6 +41,7 @@ def run_config(
             "increments": phases.increments,
             "class_order": None if order is None else [int(label) for label in order],
             "samples": phases.samples,
+            "digest": phases.digest,
             "input_shape": list(phases.input_shape),
         },
         "precision": accelerator.mixed_precision,
@@ -54,6 +55,7 @@ def base_config(config: dict[str, Any], method: Method, training: Training) -> d
     return {
         **shared,
         "head": method.head_type,
+        **{key: value for key, value in method.settings().items() if key == "proxies"},
         "epochs": training.epochs_of(0),
         "lr": training.lr_of(0),
         "batch_size": training.batch_size,

@@ -30,6 +30,11 @@ class RunFolder:
         """Check that the folder is free, or holds the run that is to go on."""
         file = self.path / "config.json"
         if not file.exists():
+            if self.phase.exists() or self.epoch.exists():
+                raise ConfigurationError(
+                    f"{self.path} holds checkpoints of a run and no config.json that would say "
+                    f"which. Give another output folder, or put the file back."
+                )
             return
         if not resume:
             raise ConfigurationError(

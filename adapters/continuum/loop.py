@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from aanets_plugin.baselines.network import IncrementalNet
@@ -60,6 +60,7 @@ class Loop:
             self.accelerator.backward(loss)
             optimizer.step()
             total += loss.detach()
+        self._agree(lesson)
         mean = float(total) / len(loader)
         if not math.isfinite(mean):
             raise NonFiniteLossError(
@@ -67,6 +68,13 @@ class Loop:
                 f"rate is {lr:g}, lower it. The state before this epoch is saved."
             )
         return mean
+
+    def _agree(self, lesson: nn.Module) -> None:
+        """The first process's statistics for all: DDP gives them out before a forward, and after
+        the last one each process has its own."""
+        if self.accelerator.num_processes > 1:
+            for buffer in lesson.buffers():
+                torch.distributed.broadcast(buffer, 0)
 
     @torch.no_grad()
     def features(
@@ -91,6 +99,17 @@ class Loop:
             size, workers = self.training.batch_size, self.training.workers
             data = DataLoader(data, batch_size=size, num_workers=workers, **options)
         return self.accelerator.prepare_data_loader(data)
+
+    def share(self, balanced: DataLoader[Any]) -> DataLoader[Any]:
+        """This process's part of a loader of α, which weighs samples: none comes twice, as it
+        would where the last batch is filled up for all processes."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        if world == 1:
+            return balanced
+        subset: Any = balanced.dataset
+        own = Subset(subset.dataset, subset.indices[rank::world])
+        size = max(1, self.training.batch_size // world)
+        return DataLoader(own, batch_size=size, num_workers=self.training.workers)
 
     def bar(self, what: Any, name: str, unit: str, *, done: int = 0, leave: bool = False) -> Any:
         """`what` with a progress bar; `done` of it were done before."""

@@ -20,7 +20,7 @@ def build(
 ) -> IncrementalNet:
     """A plain network for the first phase; a given module is copied, a function is called."""
     model = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone()
-    body = without_head(model)
+    body = without_head(model, input_shape)
     return IncrementalNet(body, method.head(feature_count(body, input_shape), classes))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,19 @@ class Phases:
         self.input_shape: tuple[int, ...] = tuple(test[0][0][0].shape)
         if not self.input_shape:
             raise ConfigurationError("the samples of the test scenario are not image tensors.")
+
+    @property
+    def digest(self) -> str:
+        """A short name for the samples of both scenarios; of picture files, that of their names."""
+        found = hashlib.blake2b(digest_size=8)
+        for scenario in self.scenarios:
+            x, y, _ = scenario[:].get_raw_samples()
+            if x.dtype.kind in "UO":
+                found.update("\n".join("/".join(Path(p).parts[-2:]) for p in x).encode())
+            else:
+                found.update(x.tobytes())
+            found.update(y.astype(np.int64).tobytes())
+        return found.hexdigest()
 
     def _check(self, phase: int, classes: np.ndarray, test_classes: np.ndarray) -> None:
         expected = np.arange(sum(self.increments), sum(self.increments) + len(classes))

@@ -101,7 +101,9 @@ class Run:
 
         seed_everything(seed)
         net = build(backbone, method, self.phases.increments[0], self.phases.input_shape)
-        memory = exemplars_left(memory or Memory(per_class=20), aanets, net.backbone, self.phases)
+        memory = memory or Memory(per_class=20)
+        if not method.keeps_all_data:
+            memory = exemplars_left(memory, aanets, net.backbone, self.phases)
         exemplars = rehearsal_memory(memory, self.phases.classes)
         self.learned = Learned(net, method, aanets, exemplars)
 
@@ -187,7 +189,7 @@ class Run:
             rate = lr * self.training.factor(epoch, epochs, schedule)
             loss = self.loop.train(lesson, optimizer, rate, data, phase, epoch)
             self.curves.add("loss", loss, phase, epoch)
-            self._update_alpha(new, phase, epoch)
+            self._update_alpha(data if self.method.keeps_all_data else new, phase, epoch)
             self._save_epoch(phase, epoch, optimizer)
         if phase == 0:
             self._end_base()
@@ -204,7 +206,7 @@ class Run:
         net.fc = grown.to(self.accelerator.device)
 
     def _update_alpha(self, new: Any, phase: int, epoch: int) -> None:
-        """Eq. 8, on the exemplars and equally many samples of each new class."""
+        """Eq. 8, on the exemplars and equally many samples of each class in `new`."""
         bilevel = self.learned.bilevel
         if bilevel is None or self.aanets is None:
             return
@@ -220,7 +222,7 @@ class Run:
                 generator=generator(self.seed, phase),
                 num_workers=self.training.workers,
             )
-            return self.loop.loader(loader)
+            return self.loop.share(loader)
 
         with self.accelerator.autocast():
             bilevel.after_epoch(balanced)
@@ -351,5 +353,11 @@ def exemplars_left(
         raise ConfigurationError(
             f"{memory.per_class} exemplars of each class are asked for, and a class has {fewest} "
             f"training samples. Ask for at most {fewest}."
+        )
+    most = min(fewest, memory.of_each(phases.classes))
+    if aanets is not None and (aanets.balanced_per_class or 0) > most:
+        raise ConfigurationError(
+            f"balanced_per_class={aanets.balanced_per_class}: in the end there are {most} samples "
+            f"of a class to balance. Ask for at most {most}, or None."
         )
     return memory
