@@ -2,7 +2,7 @@
 
 Mnemonics (Liu et al., CVPR 2020) learns with LUCIR's losses, and learns the exemplars too: their
 pixels are changed such that a network fine-tuned on them does well on the data they stand for. At
-the end of a phase the network is fine-tuned on them.
+the end of a phase the head is fine-tuned on them.
 
 python examples/mnemonics.py
 python examples/mnemonics.py --dataset cifar100 --data FOLDER --preset paper --seeds 0 1 2
@@ -26,7 +26,7 @@ METHOD = Mnemonics(
     inner_lr=1.0,  # of the trial steps on the exemplars that are differentiated through
     inner_steps=5,
     finetune_epochs=10,
-    finetune_lr=1e-3,
+    finetune_lr=0.05,
 )
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ def trained(name: str) -> nn.Module:
 
 def skip_if_too_large(name: str) -> None:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # The plastic branch, its gradient, the stable branch, and the product with φ.
-    needed = 4 * 4 * sum(parameter.numel() for parameter in on_meta(name).parameters())
+    # The plastic branch, the stable branch, its product with φ, and some gradients.
+    needed = 4 * 3.5 * sum(parameter.numel() for parameter in on_meta(name).parameters())
     if needed > free:
         pytest.skip(f"needs {needed / 2**30:.1f}GB of memory, {free / 2**30:.1f}GB are free")
 
@@ -176,13 +176,21 @@ def test_each_stable_branch_runs_and_counts(name):
 @pytest.mark.parametrize("name", NUMERIC)
 def test_training_reaches_both_branches(name):
     net = convert_to_aanet(trained(name)).train()
+    names = {id(parameter): key for key, parameter in net.named_parameters()}
+    reached: dict[str, bool] = {}
+
+    def note(parameter: nn.Parameter) -> None:
+        reached[names[id(parameter)]] = bool(parameter.grad.count_nonzero())
+        parameter.grad = None  # the largest networks' gradients do not fit in memory together
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(note)
     F.cross_entropy(net(images(4)), torch.arange(4)).backward()
 
-    without = [key for key, p in net.named_parameters() if p.grad is None]
-    assert without == []
+    assert set(reached) == set(names.values())
     for level in levels(net):
         for branch in (level.plastic, level.stable):
-            assert any(p.grad.count_nonzero() for p in branch.parameters()), level.name
+            assert any(reached[names[id(p)]] for p in branch.parameters()), level.name
         kernels = [layer for layer in level.stable.modules() if isinstance(layer, nn.Conv2d)]
         assert not any(isinstance(layer.weight, nn.Parameter) for layer in kernels)
 

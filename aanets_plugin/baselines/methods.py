@@ -125,7 +125,11 @@ class LUCIR(CosineMethod):
 
 @dataclasses.dataclass(frozen=True)
 class Mnemonics(LUCIR):
-    """Mnemonics (Liu et al. 2020) on LUCIR's losses: exemplars are learned, then fine-tuned on."""
+    """Mnemonics (Liu et al. 2020) on LUCIR's losses: exemplars are learned, then fine-tuned on.
+
+    Steps and learning rates of the exemplars, and that the head alone is fine-tuned, are ours: the
+    published ones do not carry over to 8-bit exemplars and small memories.
+    """
 
     name: ClassVar[str] = "mnemonics"
     learns_exemplars: ClassVar[bool] = True
@@ -136,13 +140,13 @@ class Mnemonics(LUCIR):
     inner_steps: int = 5
     refine_batch: int = 100
     finetune_epochs: int = 10
-    finetune_lr: float = 1e-3
+    finetune_lr: float = 0.05
 
     @property
     def fine_tuning(self) -> FineTuning | None:
         if not self.finetune_epochs:
             return None
-        return FineTuning(self.finetune_epochs, self.finetune_lr, head_only=False)
+        return FineTuning(self.finetune_epochs, self.finetune_lr, head_only=True)
 
     def refine(
         self,

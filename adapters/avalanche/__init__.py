@@ -1,4 +1,5 @@
-"""Avalanche: AANetPlugin turns a strategy into its AANets version, alpha_metrics logs α.
+"""Avalanche: AANetPlugin turns a strategy into its AANets version, alpha_metrics logs α; LUCIR,
+PODNet and Mnemonics are strategies.
 
 Example:
     >>> from aanets_plugin.adapters.avalanche import AANetPlugin, alpha_metrics
@@ -9,14 +10,20 @@ Example:
 """
 
 from .compat import repair_bic, repair_checkpoints
+from .incremental import IncrementalStrategy
 from .metrics import AlphaCSVLogger, AlphaMetric, alpha_metrics
 from .plugin import AANetPlugin
+from .strategies import LUCIR, Mnemonics, PODNet
 from .support import UnsupportedStrategyError
 
 __all__ = [
     "AANetPlugin",
     "AlphaCSVLogger",
     "AlphaMetric",
+    "IncrementalStrategy",
+    "LUCIR",
+    "Mnemonics",
+    "PODNet",
     "UnsupportedStrategyError",
     "alpha_metrics",
     "repair_bic",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from avalanche.benchmarks import OnlineCLExperience
+
 from aanets_plugin.errors import AANetError
 
 
@@ -45,3 +47,19 @@ def check_experience(experience: Any) -> None:
         f"boundaries, so that AANetPlugin cannot tell one phase from the next. Make the stream "
         f"with access_task_boundaries=True."
     )
+
+
+def check_new_classes(experience: Any, known: list[int]) -> None:
+    """Refuse an experience that does not bring new classes, all at once."""
+    if isinstance(experience, OnlineCLExperience):
+        raise UnsupportedStrategyError(
+            f"experience {experience.current_experience} is part of an online stream; this "
+            f"strategy herds and imprints from whole experiences. Train on the benchmark itself."
+        )
+    again = sorted(set(known) & set(experience.classes_in_this_experience))
+    if again:
+        raise UnsupportedStrategyError(
+            f"experience {experience.current_experience} has the classes {again[:10]}, which were "
+            f"learned before; expected new classes in every experience. Class ids must not start "
+            f"from zero again."
+        )

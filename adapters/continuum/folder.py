@@ -67,9 +67,19 @@ class RunFolder:
     def write_alpha(self, bilevel: BilevelStrategy | None) -> None:
         if bilevel is not None and bilevel.history:
             bilevel.to_csv(self.path / "alpha.csv")
-            plot_alpha(bilevel.history, self.path / "alpha.png")
 
-    def write_report(self, result: Result, *, heading: str, command: str, reported: Rule) -> None:
+    def write_report(
+        self,
+        result: Result,
+        bilevel: BilevelStrategy | None,
+        *,
+        heading: str,
+        command: str,
+        reported: Rule,
+    ) -> None:
+        """Pictures and the summary, at the end."""
+        if bilevel is not None and bilevel.history:
+            plot_alpha(bilevel.history, self.path / "alpha.png")
         plot_accuracy([result], self.path / "accuracy.png", rule=reported, title=heading)
         write_summary(
             self.path / "summary.md",

@@ -143,7 +143,11 @@ class Run:
         if self.is_main:
             heading = f"{self.method.name}: {self.arm}, seed {self.seed}"
             self.folder.write_report(
-                result, heading=heading, command=self.command, reported=self.method.predicts_by
+                result,
+                self.learned.bilevel,
+                heading=heading,
+                command=self.command,
+                reported=self.method.predicts_by,
             )
         return result
 
