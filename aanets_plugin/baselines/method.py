@@ -58,6 +58,8 @@ class Method:
     """Methods with the same one train the same network in the first phase."""
     schedule: ClassVar[str] = "step"
     keeps_all_data: ClassVar[bool] = False
+    imprints: ClassVar[bool] = False
+    """Whether `grow` makes use of features; without it a loop need not compute them."""
     learns_exemplars: ClassVar[bool] = False
     """Whether exemplars go through `refine` after herding."""
 

@@ -84,6 +84,7 @@ class LUCIR(CosineMethod):
     """LUCIR (Hou et al. 2019): imprinted new weights, fixed old ones, three losses."""
 
     name: ClassVar[str] = "lucir"
+    imprints: ClassVar[bool] = True
 
     base: float = 5.0
     k: int = 2
@@ -179,6 +180,7 @@ class PODNet(Method):
 
     name: ClassVar[str] = "podnet"
     head_type: ClassVar[str] = "proxies"
+    imprints: ClassVar[bool] = True
     schedule: ClassVar[str] = "cosine"
 
     spatial_weight: float = 3.0

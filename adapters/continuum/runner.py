@@ -201,10 +201,11 @@ class Run:
             self.learned.bilevel.end_phase()
 
     def _grow(self, phase: int) -> None:
-        """More classes for the head, by the features of their samples."""
+        """More classes for the head, by the features of their samples if the method imprints."""
         seed_everything(self.seed, phase)
-        net = self.learned.net
-        features, labels, _ = self.loop.features(net, self.phases.train_as_test(phase))
+        net, features, labels = self.learned.net, None, None
+        if self.method.imprints:
+            features, labels, _ = self.loop.features(net, self.phases.train_as_test(phase))
         new, draw = self.phases.increments[phase], generator(self.seed, phase)
         grown = self.method.grow(net.fc, new, features, labels, draw)
         net.fc = grown.to(self.accelerator.device)
