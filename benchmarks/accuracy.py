@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import shlex
 import shutil
 import sys
@@ -25,13 +26,14 @@ from tqdm import tqdm
 
 from aanets_plugin.adapters.continuum.datasets import load_data, scenarios
 from aanets_plugin.adapters.continuum.folder import RunFolder
+from aanets_plugin.adapters.continuum.loop import default_accelerator
 from aanets_plugin.adapters.continuum.report import (
     Result,
     paired_table,
     plot_accuracy,
     results_table,
 )
-from aanets_plugin.adapters.continuum.runner import run
+from aanets_plugin.adapters.continuum.runner import Run
 from aanets_plugin.adapters.continuum.settings import AANets, Memory, Training
 from aanets_plugin.baselines import CifarResNet
 from aanets_plugin.baselines.methods import METHODS
@@ -39,6 +41,10 @@ from aanets_plugin.baselines.methods import METHODS
 ARMS = {"plain": None, "learned": AANets(), "fixed": AANets(alpha_lr=0.0)}
 FIRST = {"cosine": ("lucir", "plain"), "proxies": ("podnet", "plain")}
 """Whose first phase all runs with this type of head start from."""
+
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+"""glibc's settings: large blocks are not given back to the system after each step, which costs a
+tenth of the time."""
 
 Job = tuple[str, str, int]
 """Method, arm, seed."""
@@ -56,37 +62,49 @@ class Setting:
     epochs: int
     batch_size: int
     exemplars: int
+    precision: str
 
     @property
     def training(self) -> Training:
         return Training(
-            epochs=self.epochs, base_epochs=self.base_epochs, batch_size=self.batch_size
+            epochs=self.epochs,
+            base_epochs=self.base_epochs,
+            batch_size=self.batch_size,
+            schedule="cosine",
         )
 
+    def backbone(self) -> CifarResNet:
+        return CifarResNet(self.depth, 100).to(memory_format=torch.channels_last)
 
-def one(setting: Setting, method: str, arm: str, seed: int) -> Result:
-    """One run; a finished one is read from its folder."""
+
+def prepare(setting: Setting, method: str, name: str, aanets: AANets | None, seed: int) -> Run:
+    """The run in the folder `name`, as far as it got; waits for the first phase it starts from."""
     torch.set_num_threads(1)
     data = load_data("cifar100", setting.data, per_class=setting.images)
     train, test = scenarios(data, base_classes=50, phases=5)
     first = "-".join([*FIRST[METHODS[method].head_type], str(seed)])
-    name = f"{method}-{arm}-{seed}"
     while name != first and not RunFolder(setting.runs / first).base.exists():
         time.sleep(5)
-    return run(
+    return Run(
         train,
         test,
-        lambda: CifarResNet(setting.depth, 100),
+        setting.backbone,
         METHODS[method](),
-        aanets=ARMS[arm],
+        aanets=aanets,
         memory=Memory(per_class=setting.exemplars),
         training=setting.training,
         seed=seed,
         output=setting.runs / name,
         resume=True,
         base=None if name == first else setting.runs / first,
+        accelerator=default_accelerator(cpu=True, mixed_precision=setting.precision),
         progress=False,
     )
+
+
+def one(setting: Setting, method: str, arm: str, seed: int) -> Result:
+    """One run; a finished one is read from its folder."""
+    return prepare(setting, method, f"{method}-{arm}-{seed}", ARMS[arm], seed).finish()
 
 
 def jobs_of(seeds: dict[str, list[int]]) -> list[Job]:
@@ -123,28 +141,36 @@ def describe(setting: Setting) -> str:
         f"order; {setting.images} training images and {setting.exemplars} exemplars per class, "
         f"all test images; {setting.base_epochs} epochs in the first phase, "
         f"{setting.epochs} in each of the others, batches of {setting.batch_size}, learning rate "
-        f"{setting.training.lr}, the paper's augmentation. All arms of a method and seed start "
-        f"from the same first phase."
+        f"{setting.training.lr} falling to 0 as a cosine, the paper's augmentation, precision "
+        f"{'float32' if setting.precision == 'no' else setting.precision}. All arms of a method "
+        f"and seed start from the same first phase."
     )
 
 
-def main() -> None:
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options of a setting, for this script and for others that run in it."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     results = Path(__file__).parent / "results"
     parser.add_argument("--data", type=Path, required=True, help="folder with train.npz, test.npz")
     parser.add_argument("--runs", type=Path, default=Path("runs/accuracy"), help="run folders")
     parser.add_argument("--output", type=Path, default=results, help="for tables and pictures")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of LUCIR and iCaRL")
-    parser.add_argument("--other-seeds", type=int, nargs="+", default=[0], help="of the others")
-    parser.add_argument("--images", type=int, default=100, help="for training, of each class")
-    parser.add_argument("--depth", type=int, default=2, help="blocks of a stage: 2 is ResNet-14")
-    parser.add_argument("--base-epochs", type=int, default=25, help="of the first phase")
-    parser.add_argument("--epochs", type=int, default=3, help="of each later phase")
+    parser.add_argument("--images", type=int, default=200, help="for training, of each class")
+    parser.add_argument("--depth", type=int, default=3, help="blocks of a stage: 3 is ResNet-20")
+    parser.add_argument("--base-epochs", type=int, default=30, help="of the first phase")
+    parser.add_argument("--epochs", type=int, default=5, help="of each later phase")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--exemplars", type=int, default=20, help="of each class")
+    parser.add_argument("--precision", choices=["no", "bf16"], default="no", help="no: float32")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of LUCIR and iCaRL")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    return parser
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--other-seeds", type=int, nargs="+", default=[0], help="of the others")
     args = vars(parser.parse_args())
     output, processes = args.pop("output"), args.pop("processes")
     seeds = {"lucir": args.pop("seeds")}
@@ -154,6 +180,7 @@ def main() -> None:
     command = shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]])
     output.mkdir(parents=True, exist_ok=True)
 
+    os.environ.update(KEEP_MEMORY)  # for the processes of the runs
     done: dict[Job, Result] = {}
     jobs = jobs_of(seeds)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:

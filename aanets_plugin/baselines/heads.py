@@ -11,10 +11,10 @@ import operator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aanets_plugin.baselines.nearest_mean import class_means
+from aanets_plugin.baselines.precision import cosines
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import MapStyle, targets_of
 
@@ -32,7 +32,7 @@ class CosineScores(nn.Module):
 
     def scores(self, features: Tensor) -> Tensor:
         """The cosines, without any scale: [batch, out_features]."""
-        return F.linear(F.normalize(features, dim=1), F.normalize(self.weight, dim=1))
+        return cosines(features, self.weight)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.scores(features)

@@ -10,6 +10,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
+from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -87,7 +88,8 @@ def less_forget_loss(features: Tensor, teacher_features: Tensor) -> Tensor:
             f"{tuple(teacher_features.shape)}; expected the same [batch, dimensions]; pass what "
             "the classifier of each network sees, for the same batch"
         )
-    return 1 - F.cosine_similarity(features, teacher_features.detach(), dim=1).mean()
+    own, teacher = at_least_float32(features), at_least_float32(teacher_features.detach())
+    return 1 - F.cosine_similarity(own, teacher, dim=1).mean()
 
 
 def margin_ranking_loss(

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aanets_plugin.baselines.lucir import less_forget_loss
+from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -163,7 +164,7 @@ def podnet_loss(
 def _pooled(maps: Tensor) -> Tensor:
     """Sums of squares over the width and over the height, `[batch, channels · (height + width)]`,
     each row of length one."""
-    squares = maps.square()
+    squares = at_least_float32(maps).square()
     sums = torch.cat([squares.sum(dim=3).flatten(1), squares.sum(dim=2).flatten(1)], dim=1)
     return F.normalize(sums, dim=1)
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aanets_plugin.baselines.precision import cosines
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -41,10 +42,9 @@ class LocalSimilarityClassifier(nn.Module):
 
     def similarities(self, features: Tensor) -> Tensor:
         """ŷ of `[batch, in_features]`: `[batch, classes]`, between -1 and 1."""
-        proxies = F.normalize(self.weight, dim=2).flatten(0, 1)
-        cosines = F.linear(F.normalize(features, dim=1), proxies)
-        cosines = cosines.reshape(len(features), -1, self.proxies)
-        return (cosines.softmax(dim=2) * cosines).sum(dim=2)
+        flat = cosines(features, self.weight.flatten(0, 1))
+        by_class = flat.reshape(len(features), -1, self.proxies)
+        return (by_class.softmax(dim=2) * by_class).sum(dim=2)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.eta * self.similarities(features)
