@@ -44,6 +44,16 @@ class AlphaRecord:
     loss: float | None
 
 
+def check_learning(lr: float, momentum: float, max_batches: int | None) -> None:
+    """Refuse what α cannot learn with."""
+    if lr < 0 or not math.isfinite(lr):
+        raise ConfigurationError(f"lr={lr}: expected a number that is not negative.")
+    if not 0 <= momentum < 1:
+        raise ConfigurationError(f"momentum={momentum}: expected a number in [0, 1).")
+    if max_batches is not None and max_batches < 1:
+        raise ConfigurationError(f"max_batches={max_batches}: expected at least 1, or None.")
+
+
 class BilevelStrategy:
     """Learns α of a converted model between the epochs of any training loop.
 
@@ -94,12 +104,7 @@ class BilevelStrategy:
                 f"{type(self.model).__name__} has no adaptive levels, so there is no α to learn. "
                 f"Call convert_to_aanet(model) first."
             )
-        if lr < 0 or not math.isfinite(lr):
-            raise ConfigurationError(f"lr={lr}: expected a number that is not negative.")
-        if not 0 <= momentum < 1:
-            raise ConfigurationError(f"momentum={momentum}: expected a number in [0, 1).")
-        if max_batches is not None and max_batches < 1:
-            raise ConfigurationError(f"max_batches={max_batches}: expected at least 1, or None.")
+        check_learning(lr, momentum, max_batches)
         self.lr = lr
         self.loss_fn = loss_fn or cross_entropy
         self.base_phase = base_phase

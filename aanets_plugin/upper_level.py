@@ -24,26 +24,25 @@ def mean_gradients(
     model: nn.Module, loss_fn: LossFunction, batches: Iterable[Any]
 ) -> tuple[float, list[Tensor]]:
     """The mean loss over all samples of all batches and ranks, and its gradient by each α."""
-    total: Tensor | None = None
     with alpha_alone(model) as alphas:
+        sizes = [len(alpha) for alpha in alphas]
+        total = alphas[0].new_zeros(sum(sizes) + 2, dtype=torch.float64)
         for batch in batches:
             loss = loss_fn(model, batch)
             count = batch_size(batch)
             parts = torch.autograd.grad(loss, alphas)
             flat = torch.cat([loss.detach().reshape(1), *parts]).double() * count
-            flat = torch.cat([flat, flat.new_tensor([count])])
-            total = flat if total is None else total + flat
-    if total is None:
-        raise ConfigurationError("the balanced loader gave no batch; α needs data to learn on.")
+            total += torch.cat([flat, flat.new_tensor([count])])
     if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(total)
+        dist.all_reduce(total)  # a rank without a batch adds nothing, and the others do not wait
+    if not total[-1]:
+        raise ConfigurationError("the balanced loader gave no batch; α needs data to learn on.")
     mean = total[:-1] / total[-1]
     if not torch.isfinite(mean).all():
         raise NonFiniteLossError(
             f"the balanced loss or its gradient is not finite (loss {mean[0].item()}); α is as "
             f"before. Look at the training loss and the learning rate of the lower level."
         )
-    sizes = [len(alpha) for alpha in alphas]
     return mean[0].item(), list(torch.split(mean[1:], sizes))
 
 

@@ -58,6 +58,7 @@ def test_an_update_under_autocast_is_close_to_the_one_in_float32():
 SHARES = {
     "halves": lambda rank: loader(4, 8)[rank : rank + 1],
     "unequal": lambda rank: loader(4, 16)[:3] if rank == 0 else loader(4, 16)[3:],
+    "one without": lambda rank: [] if rank == 0 else loader(4, 8),
 }
 
 
@@ -113,7 +114,8 @@ def test_two_ranks_learn_the_alpha_of_one_process_with_all_their_batches(ranks, 
     assert torch.equal(first, second)
     own, others = SHARES[share](0), SHARES[share](1)
     torch.testing.assert_close(first, learned([*own, *others]), rtol=0, atol=ROUNDING)
-    assert (first - learned(own)).abs().max() > 1e-4  # its own share alone would give another
+    if own:  # its own share alone would give another
+        assert (first - learned(own)).abs().max() > 1e-4
 
 
 def test_distributed_training_goes_on_after_an_update(ranks):

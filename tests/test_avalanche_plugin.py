@@ -218,6 +218,13 @@ def refused(strategy: Any) -> str:
     return f"{type(error.value).__name__}: {error.value}"
 
 
+@pytest.mark.parametrize("option", [{"lr": -1.0}, {"momentum": 1.0}, {"max_batches": 0}], ids=str)
+def test_what_alpha_cannot_learn_with_is_refused_before_there_is_a_model(option):
+    (name,) = option
+    with pytest.raises(ConfigurationError, match=name):
+        AANetPlugin(**option)
+
+
 def test_models_without_stages_are_refused():
     message = refused(make(Naive, SimpleMLP(input_size=64), plugins=[AANetPlugin()]))
     assert message.startswith("UnsupportedModelError: no residual stage found in SimpleMLP")

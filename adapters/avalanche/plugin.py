@@ -9,7 +9,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training.storage_policy import ExemplarsBuffer
 from torch import Tensor, nn
 
-from aanets_plugin.bilevel import BilevelStrategy
+from aanets_plugin.bilevel import BilevelStrategy, check_learning
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels
@@ -82,6 +82,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        check_learning(lr, momentum, max_batches)
         self._conversion: dict[str, Any] = {
             "blocks": blocks,
             "stem": stem,
