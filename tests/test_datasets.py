@@ -22,15 +22,9 @@ from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR100
 from torchvision.transforms import Compose
 
-from aanets_plugin.adapters.continuum import datasets as module
-from aanets_plugin.adapters.continuum.datasets import (
-    DATASETS,
-    Data,
-    check_split,
-    load_data,
-    paper_order,
-    scenarios,
-)
+from aanets_plugin.adapters.continuum import splits
+from aanets_plugin.adapters.continuum.datasets import DATASETS, Data, load_data, scenarios
+from aanets_plugin.adapters.continuum.splits import check_split, paper_order
 from aanets_plugin.errors import ConfigurationError
 
 # The order that class-incremental papers since iCaRL learn CIFAR-100 in.
@@ -573,5 +567,5 @@ class TestErrors:
 
 
 def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(module).attempted
-    assert not doctest.testmod(module).failed
+    assert doctest.testmod(splits).attempted
+    assert not doctest.testmod(splits).failed
