@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import shlex
 import shutil
 import sys
@@ -22,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from allocator import keep_memory
 from tqdm import tqdm
 
 from aanets_plugin.adapters.continuum.datasets import load_data, scenarios
@@ -41,10 +41,6 @@ from aanets_plugin.baselines.methods import METHODS
 ARMS = {"plain": None, "learned": AANets(), "fixed": AANets(alpha_lr=0.0)}
 FIRST = {"cosine": ("lucir", "plain"), "proxies": ("podnet", "plain")}
 """Whose first phase all runs with this type of head start from."""
-
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
-"""glibc's settings: large blocks are not given back to the system after each step, which costs a
-tenth of the time."""
 
 Job = tuple[str, str, int]
 """Method, arm, seed."""
@@ -180,7 +176,7 @@ def main() -> None:
     command = shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]])
     output.mkdir(parents=True, exist_ok=True)
 
-    os.environ.update(KEEP_MEMORY)  # for the processes of the runs
+    keep_memory()
     done: dict[Job, Result] = {}
     jobs = jobs_of(seeds)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:

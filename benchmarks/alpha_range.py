@@ -12,7 +12,6 @@ seen. Writes alpha_range.md and alpha_range.png to --output.
 from __future__ import annotations
 
 import itertools
-import os
 import shlex
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +22,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accuracy import KEEP_MEMORY, Setting, describe, options, prepare
+from accuracy import Setting, describe, options, prepare
+from allocator import keep_memory
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -182,7 +182,7 @@ def main() -> None:
     output, processes, seeds = (args.pop(name) for name in ("output", "processes", "seeds"))
     setting = Setting(**args)
     output.mkdir(parents=True, exist_ok=True)
-    os.environ.update(KEEP_MEMORY)
+    keep_memory()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running = [pool.submit(look, setting, lr, seed) for lr in STEPS for seed in seeds]
         found = [future.result() for future in running]

@@ -17,10 +17,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from allocator import keep_memory
 from torch import Tensor, nn
 from torchvision.models import resnet18
 from tqdm import tqdm
@@ -40,6 +42,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "ResNet-18, 8 x 112x112": (lambda: resnet18(num_classes=50), (8, 3, 112, 112)),
 }
 ARMS = ("plain", "base phase", "all+scaling", "all+frozen", "scaling+frozen")
+MEMORY = {
+    "kept": "memory kept between steps",
+    "default": "memory given back to the system between steps, as is glibc's default",
+}
 COLUMNS = ("training step", "α update", "inference", "folded inference", "peak memory")
 
 
@@ -101,8 +107,9 @@ def seconds(action: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def time_ratios(network: str, repeats: int) -> dict[tuple[str, str], list[float]]:
+def time_ratios(network: str, repeats: int, threads: int) -> dict[tuple[str, str], list[float]]:
     """Per (arm, column): the ratio to the plain network's training step or inference, by repeat."""
+    torch.set_num_threads(threads)
     arms = {arm: actions(network, arm) for arm in ARMS}
     ratios: dict[tuple[str, str], list[float]] = {}
     for repeat in tqdm(range(-1, repeats), desc=network):  # the first round warms up
@@ -153,20 +160,33 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=15, help="rounds over all arms (15)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
+    parser.add_argument(
+        "--allocator",
+        choices=["kept", "default"],
+        default="kept",
+        help="whether memory is kept between steps or, glibc's default, given back (kept)",
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results/speed.md")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
 
+    peaks = {
+        (network, arm): peak_memory(network, arm, args.threads)
+        for network in NETWORKS
+        for arm in ARMS
+    }
+    if args.allocator == "kept":
+        keep_memory()
     tables = []
     for network in NETWORKS:
-        ratios = time_ratios(network, args.repeats)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            ratios = pool.submit(time_ratios, network, args.repeats, args.threads).result()
         cells = {key: f"{statistics.median(values):.2f}" for key, values in ratios.items()}
         for key, values in ratios.items():
             low, *_, high = statistics.quantiles(values, n=4)
             cells[key] += f" ({low:.2f}–{high:.2f})"
-        peaks = {arm: peak_memory(network, arm, args.threads) for arm in ARMS}
-        for arm, peak in peaks.items():
-            cells[arm, "peak memory"] = f"{peak / peaks['plain']:.2f}"
+        for arm in ARMS:
+            peak = peaks[network, arm] / peaks[network, "plain"]
+            cells[arm, "peak memory"] = f"{peak:.2f}"
         tables.append(table(network, cells))
     text = "\n\n".join(
         [
@@ -175,8 +195,8 @@ def main() -> None:
             "training step, inference and folded inference to its inference, peak memory to its "
             "own. Median (quartiles) over interleaved repeats, one batch each.",
             f"`python {' '.join(['benchmarks/speed.py', *sys.argv[1:]])}`: {args.repeats} repeats, "
-            f"{args.threads} thread(s), seed 0, torch {torch.__version__.split('+')[0]}, "
-            f"Python {platform.python_version()}, CPU.",
+            f"{args.threads} thread(s), {MEMORY[args.allocator]}, seed 0, "
+            f"torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}, CPU.",
             *tables,
         ]
     )
