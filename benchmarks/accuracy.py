@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from allocator import keep_memory
@@ -28,10 +29,13 @@ from aanets_plugin.adapters.continuum.datasets import load_data, scenarios
 from aanets_plugin.adapters.continuum.folder import RunFolder
 from aanets_plugin.adapters.continuum.loop import default_accelerator
 from aanets_plugin.adapters.continuum.report import (
+    RULES,
     Result,
+    interval,
     paired_table,
     plot_accuracy,
     results_table,
+    signed,
 )
 from aanets_plugin.adapters.continuum.runner import Run
 from aanets_plugin.adapters.continuum.settings import AANets, Memory, Training
@@ -39,6 +43,9 @@ from aanets_plugin.baselines import CifarResNet
 from aanets_plugin.baselines.methods import METHODS
 
 ARMS = {"plain": None, "learned": AANets(), "fixed": AANets(alpha_lr=0.0)}
+NAMES = {"plain": "plain", "learned": "AANets, learned α", "fixed": "AANets, fixed α"}
+PAIRS = [("learned", "plain"), ("fixed", "plain"), ("learned", "fixed")]
+"""Which arms are compared."""
 FIRST = {"cosine": ("lucir", "plain"), "proxies": ("podnet", "plain")}
 """Whose first phase all runs with this type of head start from."""
 
@@ -112,6 +119,7 @@ def jobs_of(seeds: dict[str, list[int]]) -> list[Job]:
 def report(setting: Setting, results: dict[Job, Result], command: str, output: Path) -> str:
     """Tables of all methods that have a finished run, as markdown; pictures beside them."""
     lines = ["# Accuracy on CIFAR-100", "", f"`{command}`", "", describe(setting), ""]
+    lines += [overview(results), ""]
     for method, kind in METHODS.items():
         found = [result for (name, _, _), result in results.items() if name == method]
         if not found:
@@ -129,6 +137,42 @@ def report(setting: Setting, results: dict[Job, Result], command: str, output: P
             shutil.copyfile(alpha, copy)
             lines += [f"![α of {method}, seed 0]({copy.name})", ""]
     return "\n".join(lines)
+
+
+def overview(results: dict[Job, Result]) -> str:
+    """A row for each method, by the rule its authors report, and one for all pairs of runs."""
+    header = ["baseline", "by", *NAMES.values(), *(f"{a} - {b}" for a, b in PAIRS), "seeds"]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    gains: dict[tuple[str, str], list[float]] = {pair: [] for pair in PAIRS}
+    for method, kind in METHODS.items():
+        found: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
+        for (name, arm, seed), result in results.items():
+            metrics = result.by(kind.predicts_by)
+            if name == method and metrics is not None:
+                found[arm][seed] = metrics[-1]["average"]
+        seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+        if not seeds:
+            continue
+        cells = [method, RULES[kind.predicts_by]]
+        cells += [f"{fmean(found[arm][seed] for seed in seeds):.2f}" for arm in ARMS]
+        for a, b in PAIRS:
+            own = [found[a][seed] - found[b][seed] for seed in seeds]
+            gains[a, b] += own
+            cells.append(", ".join(map(signed, own)))
+        lines.append("| " + " | ".join([*cells, ", ".join(map(str, seeds))]) + " |")
+    means = [f"{signed(fmean(own))} ({interval(own)})" for own in gains.values() if own]
+    if means:
+        lines.append("| " + " | ".join(["all pairs", "", *("" for _ in ARMS), *means, ""]) + " |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Average incremental accuracy in per cent, mean over seeds. Differences are in points, "
+            "between runs with the same seed and first phase, one for each seed; in the last row "
+            "their mean and its 95% interval by Student's t, which takes them for independent, "
+            "though methods share first phases.",
+        ]
+    )
 
 
 def describe(setting: Setting) -> str:

@@ -118,14 +118,14 @@ def paired_table(
             if arm == reference or not own or not base:
                 continue
             differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
-            gain = _signed(fmean(differences)) if differences else "–"
+            gain = signed(fmean(differences)) if differences else "–"
             bold = rule == reported and differences
             rows.append(
                 [
                     arm,
                     RULES[rule],
                     f"**{gain}**" if bold else gain,
-                    _interval(differences),
+                    interval(differences),
                     str(len(differences)),
                 ]
             )
@@ -296,18 +296,19 @@ def _mean_and_spread(values: Sequence[float]) -> str:
     return f"{_mean(values)} ± {(max(values) - min(values)) / 2:.2f}"
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
     return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0: no "-0.00"
 
 
-def _interval(differences: Sequence[float]) -> str:
+def interval(differences: Sequence[float]) -> str:
+    """The 95% interval of their mean by Student's t, in words where there is none."""
     if not differences:
         return "no seed in common"
     if len(differences) == 1:
         return "one seed, no interval"
     mean, count = fmean(differences), len(differences)
     half = _student(count - 1) * stdev(differences) / math.sqrt(count)
-    return f"{_signed(mean - half)} to {_signed(mean + half)}"
+    return f"{signed(mean - half)} to {signed(mean + half)}"
 
 
 def _labelled(classes: Sequence[int]) -> list[int]:
