@@ -7,13 +7,13 @@ ready for :class:`torch.utils.data.Subset`.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
+from aanets_plugin.checks import positive
 from aanets_plugin.errors import ConfigurationError
 
 __all__ = ["balanced_indices", "balanced_subset", "herd", "herd_classes", "targets_of"]
@@ -92,7 +92,7 @@ def balanced_indices(
     tensor([2, 2, 2])
     """
     if per_class is not None:
-        per_class = _positive_int(per_class, "per_class")
+        per_class = positive(per_class, "per_class", "samples to take of each class")
     labels = targets_of(targets)
     if len(labels) == 0:
         raise ConfigurationError(
@@ -181,7 +181,7 @@ def herd(features: torch.Tensor, k: int) -> torch.Tensor:
     tensor([1, 0])
     """
     _check_features(features)
-    k = _positive_int(k, "k")
+    k = positive(k, "k", "samples to take of each class")
     if k > len(features):
         raise ConfigurationError(
             f"k={k} exemplars were asked of {len(features)} samples; lower k to at most "
@@ -200,7 +200,7 @@ def herd_classes(
     {3: 1, 7: 1}
     """
     _check_features(features)
-    k = _positive_int(k, "k")
+    k = positive(k, "k", "samples to take of each class")
     labels = targets_of(targets)
     _check_length(labels, features, "targets")
     classes, counts = torch.unique(labels, return_counts=True)
@@ -342,16 +342,3 @@ def _check_counts(classes: torch.Tensor, counts: torch.Tensor, wanted: int, name
             f"samples ({len(short)} of {len(classes)} classes have too few); lower {name} to at "
             f"most {fewest}, or pass more samples of the class"
         )
-
-
-def _positive_int(value: Any, name: str) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < 1:
-        raise ConfigurationError(
-            f"{name}={value!r}; expected an integer of at least 1; pass the number of samples to "
-            "take of each class"
-        )
-    return number

@@ -7,14 +7,13 @@ State of a :class:`CosineLinear`: ``weight``, ``sigma``. State of a :class:`Spli
 from __future__ import annotations
 
 import math
-import operator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aanets_plugin.baselines.nearest_mean import class_means
 from aanets_plugin.baselines.precision import cosines
+from aanets_plugin.checks import positive
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import MapStyle, targets_of
 
@@ -69,7 +68,7 @@ class SplitCosineLinear(nn.Module):
 
     def __init__(self, in_features: int, old: int, new: int) -> None:
         super().__init__()
-        old, new = _class_count(old, "old"), _class_count(new, "new")
+        old, new = positive(old, "old", "classes"), positive(new, "new", "classes")
         self.in_features = in_features
         self.out_features = old + new
         self.fc1 = CosineScores(in_features, old)
@@ -113,7 +112,7 @@ def grow_cosine(
             f"head is a {type(head).__name__}; expected a CosineLinear or a SplitCosineLinear; "
             "a torch.nn.Linear grows with grow_linear"
         )
-    new_classes = _class_count(new_classes, "new_classes")
+    new_classes = positive(new_classes, "new_classes", "classes")
     expected = (new_classes, head.in_features)
     if imprint is not None and tuple(imprint.shape) != expected:
         raise ConfigurationError(
@@ -144,7 +143,7 @@ def grow_linear(head: nn.Linear, new_classes: int) -> nn.Linear:
             f"head is a {type(head).__name__}; expected a torch.nn.Linear; a cosine head grows "
             "with grow_cosine"
         )
-    new_classes = _class_count(new_classes, "new_classes")
+    new_classes = positive(new_classes, "new_classes", "classes")
     old = head.out_features
     grown = nn.Linear(
         head.in_features,
@@ -191,15 +190,3 @@ def imprinted_weights(
         )
     order = torch.tensor([rows[label] for label in wanted.tolist()], dtype=torch.int64)
     return means[order.to(means.device)] * length.to(means).reshape(())
-
-
-def _class_count(value: Any, name: str) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < 1:
-        raise ConfigurationError(
-            f"{name}={value!r}; expected an integer of at least 1, the number of classes"
-        )
-    return number

@@ -145,9 +145,7 @@ class Mnemonics(LUCIR):
 
     @property
     def fine_tuning(self) -> FineTuning | None:
-        if not self.finetune_epochs:
-            return None
-        return FineTuning(self.finetune_epochs, self.finetune_lr, head_only=True)
+        return _of_the_head(self.finetune_epochs, self.finetune_lr)
 
     def refine(
         self,
@@ -191,9 +189,7 @@ class PODNet(Method):
 
     @property
     def fine_tuning(self) -> FineTuning | None:
-        if not self.finetune_epochs:
-            return None
-        return FineTuning(self.finetune_epochs, self.finetune_lr, head_only=True)
+        return _of_the_head(self.finetune_epochs, self.finetune_lr)
 
     @property
     def needs_maps(self) -> bool:
@@ -246,6 +242,10 @@ class PODNet(Method):
             flat_weight=self.flat_weight,
             **kept,
         )
+
+
+def _of_the_head(epochs: int, lr: float) -> FineTuning | None:
+    return FineTuning(epochs, lr, head_only=True) if epochs else None
 
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (ICaRL, LUCIR, PODNet, Mnemonics)}

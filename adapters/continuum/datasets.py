@@ -20,11 +20,11 @@ from continuum.scenarios import ClassIncremental
 from continuum.tasks import TaskType
 from torchvision import transforms
 
+from aanets_plugin.checks import integer, positive
 from aanets_plugin.errors import ConfigurationError
 
-from .checks import few, integer, positive, random_state
-from .sources import folder_of, read_cifar100, read_digits, read_image_tree, rows_of_each_class
-from .splits import check_split, paper_order
+from .sources import few, folder_of, read_cifar100, read_digits, read_image_tree, rows_of_each_class
+from .splits import check_split, paper_order, random_state
 
 DATASETS = ("digits", "cifar100", "imagenet-subset", "imagenet", "folder")
 

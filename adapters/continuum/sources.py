@@ -6,7 +6,7 @@ import contextlib
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torchvision.datasets import CIFAR100, ImageFolder
 
 from aanets_plugin.errors import ConfigurationError
 
-from .checks import few
 from .splits import paper_order
 
 _SUBSET_CLASSES, _IMAGENET_CLASSES = 100, 1000
@@ -212,3 +211,10 @@ def _listing(folder: Path) -> str:
     except OSError:
         names = []
     return f"found {few(names)}" if names else "found nothing"
+
+
+def few(items: Iterable[Any], limit: int = 8) -> str:
+    """Some of them, for an error."""
+    shown = [str(item) for item in items]
+    more = f", … ({len(shown)} in all)" if len(shown) > limit else ""
+    return ", ".join(shown[:limit]) + more

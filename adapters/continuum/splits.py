@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from aanets_plugin.checks import integer, positive
 from aanets_plugin.errors import ConfigurationError
-
-from .checks import integer, positive, random_state
 
 
 def check_split(classes: int, *, base_classes: int | None = None, phases: int) -> list[int]:
@@ -70,3 +69,12 @@ def paper_order(name: str, classes: int, seed: int = 1993) -> list[int]:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(part) for part in range(1, number + 1) if number % part == 0)
+
+
+def random_state(seed: int) -> np.random.RandomState:
+    """A generator of its own, so that numpy's global one is left alone."""
+    number = integer(seed)
+    if number is None or not 0 <= number < 2**32:
+        raise ConfigurationError(f"seed={seed!r}; expected an integer from 0 to {2**32 - 1}")
+    # numpy promises that RandomState's streams never change, so a seed means the same everywhere.
+    return np.random.RandomState(number)
