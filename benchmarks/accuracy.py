@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
 import shutil
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from allocator import keep_memory
@@ -208,16 +207,28 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def command_of(script: str, parser: argparse.ArgumentParser, args: dict[str, Any]) -> str:
+    """The command line, whatever the places it was run in."""
+    words = ["python", f"benchmarks/{script}", "--data", "FOLDER"]
+    for name, value in args.items():
+        if name not in ("data", "runs", "output", "processes") and value != parser.get_default(
+            name
+        ):
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return " ".join(words)
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--other-seeds", type=int, nargs="+", default=[0], help="of the others")
     args = vars(parser.parse_args())
+    command = command_of("accuracy.py", parser, args)
     output, processes = args.pop("output"), args.pop("processes")
     seeds = {"lucir": args.pop("seeds")}
     seeds["icarl"] = seeds["lucir"]
     seeds["podnet"] = seeds["mnemonics"] = args.pop("other_seeds")
     setting = Setting(**args)
-    command = shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]])
     output.mkdir(parents=True, exist_ok=True)
 
     keep_memory()

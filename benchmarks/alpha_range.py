@@ -12,8 +12,6 @@ seen. Writes alpha_range.md and alpha_range.png to --output.
 from __future__ import annotations
 
 import itertools
-import shlex
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -22,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accuracy import Setting, describe, options, prepare
+from accuracy import Setting, command_of, describe, options, prepare
 from allocator import keep_memory
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -34,7 +32,7 @@ from aanets_plugin.adapters.continuum.settings import AANets
 
 DEFAULT = AANets().alpha_lr
 STEPS = (0.0, DEFAULT / 3, DEFAULT, DEFAULT * 3)
-GRID = tuple(i / 10 for i in range(11))
+GRID = tuple(i / 5 for i in range(6))
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,9 @@ def draw(found: list[Found], path: Path) -> None:
 
 
 def main() -> None:
-    args = vars(options(__doc__).parse_args())
+    parser = options(__doc__)
+    args = vars(parser.parse_args())
+    command = command_of("alpha_range.py", parser, args)
     output, processes, seeds = (args.pop(name) for name in ("output", "processes", "seeds"))
     setting = Setting(**args)
     output.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,6 @@ def main() -> None:
         found = [future.result() for future in running]
     moving = [one for one in found if one.lr]
     draw(moving, output / "alpha_range.png")
-    command = shlex.join(["python", "benchmarks/alpha_range.py", *sys.argv[1:]])
     text = "\n\n".join(
         [
             "# α's step, an order of magnitude around the default",
