@@ -210,10 +210,9 @@ def options(description: str | None) -> argparse.ArgumentParser:
 def command_of(script: str, parser: argparse.ArgumentParser, args: dict[str, Any]) -> str:
     """The command line, whatever the places it was run in."""
     words = ["python", f"benchmarks/{script}", "--data", "FOLDER"]
+    places = ("data", "runs", "output", "processes")
     for name, value in args.items():
-        if name not in ("data", "runs", "output", "processes") and value != parser.get_default(
-            name
-        ):
+        if name not in places and value != parser.get_default(name):
             values = value if isinstance(value, list) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return " ".join(words)

@@ -31,7 +31,7 @@ from aanets_plugin.adapters.continuum.runner import Run
 from aanets_plugin.adapters.continuum.settings import AANets
 
 DEFAULT = AANets().alpha_lr
-STEPS = (0.0, DEFAULT / 3, DEFAULT, DEFAULT * 3)
+STEPS = (0.0, 0.01, DEFAULT, 0.1)
 GRID = tuple(i / 5 for i in range(6))
 
 
