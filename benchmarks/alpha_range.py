@@ -24,6 +24,7 @@ from accuracy import Setting, command_of, describe, options, prepare
 from allocator import keep_memory
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from aanets_plugin import AlphaRecord, balanced_indices, levels
 from aanets_plugin.adapters.continuum.memory import with_samples
@@ -31,7 +32,7 @@ from aanets_plugin.adapters.continuum.runner import Run
 from aanets_plugin.adapters.continuum.settings import AANets
 
 DEFAULT = AANets().alpha_lr
-STEPS = (0.0, 0.01, DEFAULT, 0.1)
+STEPS = (0.1, 0.01, DEFAULT, 0.0)
 GRID = tuple(i / 5 for i in range(6))
 
 
@@ -185,9 +186,9 @@ def main() -> None:
     keep_memory()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running = [pool.submit(look, setting, lr, seed) for lr in STEPS for seed in seeds]
-        found = [future.result() for future in running]
-    moving = [one for one in found if one.lr]
-    draw(moving, output / "alpha_range.png")
+        found = [future.result() for future in tqdm(running, desc="runs")]
+    found.sort(key=lambda one: (one.lr, one.seed))
+    draw([one for one in found if one.lr], output / "alpha_range.png")
     text = "\n\n".join(
         [
             "# α's step, an order of magnitude around the default",
