@@ -125,7 +125,7 @@ def report(setting: Setting, results: dict[Job, Result], command: str, output: P
             continue
         reported = kind.predicts_by
         picture = output / f"accuracy_{method}.png"
-        plot_accuracy(found, picture, rule=reported, title=f"{method}, by {reported}")
+        plot_accuracy(found, picture, rule=reported, title=f"{method} on CIFAR-100")
         lines += [f"## {method}", "", results_table(found, reported=reported), ""]
         if len({result.arm for result in found}) > 1:
             lines += [paired_table(found, reported=reported), ""]
