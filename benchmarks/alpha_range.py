@@ -178,14 +178,16 @@ def draw(found: list[Found], path: Path) -> None:
 
 def main() -> None:
     parser = options(__doc__)
+    parser.add_argument("--steps", type=float, nargs="+", default=STEPS, help="0 keeps α fixed")
     args = vars(parser.parse_args())
     command = command_of("alpha_range.py", parser, args)
     output, processes, seeds = (args.pop(name) for name in ("output", "processes", "seeds"))
+    steps = args.pop("steps")
     setting = Setting(**args)
     output.mkdir(parents=True, exist_ok=True)
     keep_memory()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(look, setting, lr, seed) for lr in STEPS for seed in seeds]
+        running = [pool.submit(look, setting, lr, seed) for lr in steps for seed in seeds]
         found = [future.result() for future in tqdm(running, desc="runs")]
     found.sort(key=lambda one: (one.lr, one.seed))
     draw([one for one in found if one.lr], output / "alpha_range.png")
