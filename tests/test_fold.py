@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -23,6 +24,7 @@ from tests.networks import (
     InPlaceNet,
     relative_error,
     shake,
+    tensors,
 )
 
 # float32: fusing reorders the roundings of some dozens of layers, each of about 1e-7.
@@ -81,18 +83,30 @@ def images(size=32):
     return torch.randn(4, 3, size, size)
 
 
-def assert_folds(net, x=None):
+def assert_folds(net, x=None, same=SAME):
     """Check outputs of the copy, and that it is one; returns it."""
     x = images() if x is None else x
     with torch.no_grad():
         expected = net(x.clone())
         folded = fold(net)
-        assert relative_error(folded(x.clone()), expected) < SAME
+        assert relative_error(folded(x.clone()), expected) < same
     assert not any(name.endswith("phi") for name in folded.state_dict())
     assert not any(True for _ in scaled_layers(folded))
     assert not any(p.requires_grad for p in folded.parameters())
     assert not folded.training
     return folded
+
+
+@torch.no_grad()
+def own_rounding(net, x):
+    """How far float32 takes a network from what it computes in float64."""
+    exact = copy.deepcopy(net).double()(x.double())
+    return relative_error([tensor.double() for tensor in tensors(net(x.clone()))], tensors(exact))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_folding_is_exact_but_for_rounding(name):
+    assert_folds(trained(NETWORKS[name]()).double(), images().double(), same=1e-10)
 
 
 def batch_norms(net):
@@ -103,7 +117,9 @@ def batch_norms(net):
 def test_a_folded_network_gives_the_same_outputs(name):
     net = trained(NETWORKS[name]())
     x = images()
-    folded = assert_folds(net, x)
+    # Some of these networks, as shaken, make more of a rounding than others; which way it goes
+    # depends on the processor.
+    folded = assert_folds(net, x, same=max(SAME, 5 * own_rounding(net, x)))
     if name in FREE_OF_BATCH_NORM:
         assert batch_norms(net)
         assert not batch_norms(folded)
