@@ -1,9 +1,8 @@
 """glibc's allocator in benchmarks.
 
 By default it gives large blocks back to the system when they are freed and asks for them again in
-the next step; the system then hands out every page anew. That takes about a tenth of a training
-step on a CPU, and a larger share the more activations a network has. It is the same for every
-network that outgrows glibc's thresholds, and says nothing about the network.
+the next step, and the system hands out every page anew. Time for that grows with the activations
+of a network, in steps that glibc's thresholds make, and says nothing about its arithmetic.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def main() -> None:
             f"`{command}`",
             f"LUCIR. {describe(setting)}",
             table(found),
-            "![Plastic weight by update; dotted: the second seed](alpha_range.png)",
+            "![Plastic weight by update; dotted: further seeds](alpha_range.png)",
         ]
     )
     (output / "alpha_range.md").write_text(text + "\n", encoding="utf-8")
