@@ -5,8 +5,8 @@ python benchmarks/alpha_range.py --data FOLDER
 The setting, its options and the first phases are those of accuracy.py; runs that it has finished
 are not repeated. For each step and seed: how α moved, and whether it ended near the best there is.
 For that, after the last phase, the weight of one level at a time is varied over a grid, and the
-loss measured on all exemplars, which α learned from, and on as many test images, which nothing has
-seen. Writes alpha_range.md and alpha_range.png to --output.
+loss measured on all exemplars (α learned from those of old classes, and from other samples of the
+newest ones) and on as many test images, which nothing has seen. Writes alpha_range.md and alpha_range.png to --output.
 """
 
 from __future__ import annotations
