@@ -6,7 +6,8 @@ The setting, its options and the first phases are those of accuracy.py; runs tha
 are not repeated. For each step and seed: how α moved, and whether it ended near the best there is.
 For that, after the last phase, the weight of one level at a time is varied over a grid, and the
 loss measured on all exemplars (α learned from those of old classes, and from other samples of the
-newest ones) and on as many test images, which nothing has seen. Writes alpha_range.md and alpha_range.png to --output.
+newest ones) and on as many test images, which nothing has seen. Writes alpha_range.md and
+alpha_range.png to --output.
 """
 
 from __future__ import annotations
