@@ -23,7 +23,8 @@ def fold(model: nn.Module) -> nn.Module:
 
     A BatchNorm is fused where the code of the module around it shows that its input is the output
     of one convolution and nothing else reads that; where it cannot be seen, it stays. Inside the
-    levels, kernels are laid out channels-last. Works on a plain network too; no copy learns.
+    levels, tensors are laid out channels-last, and on the CPU large kernels are kept as its
+    library wants them. Works on a plain network too; no copy learns.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"fold: expected a torch.nn.Module, got {model!r:.80}")

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from aanets_plugin.levels import levels
+from aanets_plugin.levels import AdaptiveLevel, levels
+from aanets_plugin.packing import pack_convolutions
 
 _LAYERS = (
     nn.Conv2d,
@@ -30,14 +31,40 @@ _METHODS = ("add", "add_", "relu", "relu_")
 
 
 def lay_out_channels_last(model: nn.Module, graphs: dict[nn.Module, fx.Graph]) -> None:
-    """Convolutions run faster on channels-last tensors. A level takes and gives contiguous ones, so
-    that the rest of the network sees no difference; inside, nothing may depend on
-    the layout, as a `view` does: `graphs` shows the code of every module."""
-    for level in levels(model):
-        if all(_is_free_of_layout(branch, graphs) for branch in level.branches):
-            level.branches.to(memory_format=torch.channels_last)
-            level.register_forward_pre_hook(_enter)
-            level.register_forward_hook(_leave)
+    """Let levels, and max pooling outside them, compute on channels-last tensors, which is faster.
+
+    Inside a level nothing may depend on the layout, as a `view` does; `graphs` shows the code of
+    every module. The rest of the network sees no difference: what leaves a level is contiguous,
+    unless it only goes to the next one.
+    """
+    free = [level for level in levels(model) if _is_free_of_layout(level, graphs)]
+    for level in free:
+        level.branches.to(memory_format=torch.channels_last)
+        pack_convolutions(level.branches)
+    within = {module for level in levels(model) for module in level.modules()}
+    pools = [m for m in model.modules() if isinstance(m, nn.MaxPool2d) and m not in within]
+    islands = {*free, *pools} if free else set()
+    handed_on = _handed_on(islands, graphs)
+    for island in islands:
+        island.register_forward_pre_hook(_enter)
+        if island not in handed_on:
+            island.register_forward_hook(_leave)
+
+
+def _handed_on(islands: set[nn.Module], graphs: dict[nn.Module, fx.Graph]) -> set[nn.Module]:
+    """The islands whose outputs go to other islands and nowhere else, as far as code is seen."""
+    seen: dict[nn.Module, bool] = {}
+    for parent, graph in graphs.items():
+        calls = {node: _called(parent, node) for node in graph.nodes}
+        for node, module in calls.items():
+            if module in islands:
+                only = bool(node.users) and all(calls[user] in islands for user in node.users)
+                seen[module] = seen.get(module, True) and only
+    return {module for module, only in seen.items() if only}
+
+
+def _called(parent: nn.Module, node: fx.Node) -> nn.Module | None:
+    return parent.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def _enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -52,6 +79,8 @@ def _leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 def _is_free_of_layout(module: nn.Module, graphs: dict[nn.Module, fx.Graph]) -> bool:
     if isinstance(module, _LAYERS) or (isinstance(module, nn.Sequential) and not len(module)):
         return True
+    if isinstance(module, AdaptiveLevel):
+        return all(_is_free_of_layout(branch, graphs) for branch in module.branches)
     graph = graphs.get(module)
     return (
         graph is not None

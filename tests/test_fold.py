@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrizations import weight_norm
 from torchvision.models import resnet18
 
-from aanets_plugin import UnsupportedModelError, convert_to_aanet, fold, levels
+from aanets_plugin import UnsupportedModelError, convert_to_aanet, fold, levels, packing
 from aanets_plugin.baselines import CifarResNet
 from aanets_plugin.scaling import scaled_layers
 from tests.networks import (
@@ -114,7 +114,8 @@ def batch_norms(net):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_folded_network_gives_the_same_outputs(name):
+def test_a_folded_network_gives_the_same_outputs(name, monkeypatch):
+    monkeypatch.setattr(packing, "LARGE", 1)  # every convolution that can be packed is
     net = trained(NETWORKS[name]())
     x = images()
     # Some of these networks, as shaken, make more of a rounding than others; which way it goes
