@@ -63,10 +63,10 @@ class BilevelStrategy:
 
     Args:
         model: a converted model; DataParallel, DDP or torch.compile may be around it.
-        lr: how far α moves. With `normalize`, the length of the first step of a phase; 0 keeps α
+        lr: how far α moves. With `normalize`, the length of the very first step; 0 keeps α
             fixed and makes no pass over the balanced data.
         momentum: share of the previous step that is taken again.
-        normalize: scale each level's steps by the gradients it has had in this phase (AdaGrad), so
+        normalize: scale each level's steps by all gradients it has had so far (AdaGrad), so
             that neither the scale of the loss nor the level matters. False: Eq. 8 as it stands.
         loss_fn: `loss_fn(model, batch)` gives the mean loss of a batch. Default: cross-entropy on
             batches `(x, y, …)` and outputs that are logits or a dict with `"logits"`.
@@ -132,13 +132,13 @@ class BilevelStrategy:
     # -- phases --------------------------------------------------------------------------------
 
     def begin_phase(self) -> None:
-        """Start the next phase: α goes on from where it is, its step sizes start anew."""
+        """Start the next phase: α goes on from where it is, and so do its steps."""
         if self.in_phase:
             raise PhaseError(f"phase {self.phase} has not ended: call end_phase() first.")
         self.phase += 1
         self.epoch = 0
         self.in_phase = True
-        self.step.reset()
+        self.step.begin_phase()
         self._phase_changed()
 
     def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None:

@@ -23,8 +23,8 @@ class PlainStep:
         self.momentum = momentum
         self.velocity: dict[str, Tensor] = {}
 
-    def reset(self) -> None:
-        """A new phase begins."""
+    def begin_phase(self) -> None:
+        """Momentum is of the phase that gave it."""
         self.velocity.clear()
 
     def __call__(self, level: str, alpha: Tensor, gradient: Tensor, lr: float) -> Tensor:
@@ -48,16 +48,14 @@ class NormalizedStep(PlainStep):
     """AdaGrad by level: the gradient over the root of the sum of squares of all so far.
 
     The first step has the length `lr`, a gradient that keeps its size makes steps that fall like
-    1/√t, one that shrinks makes them fall faster, and a multiple of the loss changes nothing.
+    1/√t, one that shrinks makes them fall faster, and a multiple of the loss changes nothing. A
+    new phase goes on with these sums: a first step of full length in each would be a jump between
+    phases, and by the drift of many phases α would come to an edge.
     """
 
     def __init__(self, momentum: float) -> None:
         super().__init__(momentum)
         self.squares: dict[str, Tensor] = {}
-
-    def reset(self) -> None:
-        super().reset()
-        self.squares.clear()
 
     def direction(self, level: str, gradient: Tensor) -> Tensor:
         squares = gradient.square().sum()

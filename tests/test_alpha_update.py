@@ -283,22 +283,25 @@ def test_only_a_normalized_step_ignores_the_scale_of_the_loss(normalize):
     assert torch.allclose(plain, scaled, rtol=0, atol=ROUNDING) is normalize
 
 
-def test_each_phase_starts_with_a_step_of_length_lr_and_goes_on_from_its_alpha():
-    model = aanet()
-    bilevel = started(model, lr=0.02)
-    lengths = []
-    for _ in range(2):
-        for _ in range(3):
-            before = alphas(model).view(3, 2)
-            bilevel.after_epoch(loader())
-            lengths.append((alphas(model).view(3, 2) - before).norm(dim=1).tolist())
-        before = alphas(model)
-        bilevel.end_phase()
-        bilevel.begin_phase()
-        assert torch.equal(alphas(model), before)
-    assert lengths[0] == pytest.approx([0.02] * 3, rel=1e-9)
-    assert lengths[3] == pytest.approx([0.02] * 3, rel=1e-9)
-    assert all(length < 0.019 for later in (1, 2, 4, 5) for length in lengths[later])
+def test_the_first_step_has_the_length_lr_and_a_new_phase_goes_on_with_shorter_ones():
+    lengths = {}
+    for updates in ((6,), (3, 3)):  # six in one phase, or three in each of two
+        model = aanet()
+        bilevel = started(model, lr=0.02)
+        lengths[updates] = []
+        for number in updates:
+            for _ in range(number):
+                before = alphas(model).view(3, 2)
+                bilevel.after_epoch(loader())
+                lengths[updates].append((alphas(model).view(3, 2) - before).norm(dim=1).tolist())
+            before = alphas(model)
+            bilevel.end_phase()
+            bilevel.begin_phase()
+            assert torch.equal(alphas(model), before)
+    first, *later = lengths[3, 3]
+    assert first == pytest.approx([0.02] * 3, rel=1e-9)
+    assert all(length < 0.019 for step in later for length in step)
+    assert lengths[3, 3] == lengths[6,]
 
 
 def test_max_batches_is_where_an_update_stops_reading():

@@ -164,8 +164,9 @@ def test_class_ids_in_any_order():
         outputs.append(strategy.model.eval()(images(digits().test_stream[0].dataset)))
         assert strategy.net.classes == (list(range(6)) if options else order)
 
-    assert torch.equal(outputs[0][:, order], outputs[1])
-    assert not torch.equal(outputs[0], outputs[1])
+    # The balanced samples come by id, so sums over them may round otherwise.
+    assert torch.allclose(outputs[0][:, order], outputs[1], atol=1e-5)
+    assert not torch.allclose(outputs[0], outputs[1], atol=1e-2)
 
 
 def test_the_nearest_mean_predicts():

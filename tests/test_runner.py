@@ -203,7 +203,7 @@ def test_alpha_stays_where_its_learning_rate_is_0(finished, tmp_path):
     assert result.arm == "AANets, fixed α"
     assert [row[2:] for row in alphas(tmp_path / "run")] == [("", 0.5, 0.5)] * 6
     learned, _ = finished("lucir", "aanets")
-    assert rows_of(tmp_path / "run")[1:] != rows_of(learned)[1:]
+    assert all(row[3] != 0.5 for row in alphas(learned))
 
 
 def test_one_branch_that_learns_everything_is_the_plain_network(finished, tmp_path):

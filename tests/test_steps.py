@@ -158,15 +158,28 @@ def test_momentum_takes_a_share_of_the_previous_step_again():
 
 
 @pytest.mark.parametrize("step", [PlainStep, NormalizedStep])
-def test_levels_and_phases_have_memories_of_their_own(step):
+def test_levels_have_memories_of_their_own(step):
     alpha = torch.tensor([0.5, 0.5], dtype=torch.float64)
     gradient = torch.tensor([1.0, -1.0], dtype=torch.float64)
     rule = step(0.5)
     first = rule("a", alpha, gradient, 0.01)
     assert torch.equal(rule("b", alpha, gradient, 0.01), first)
     assert not torch.equal(rule("a", alpha, gradient, 0.01), first)
-    rule.reset()
-    assert torch.equal(rule("a", alpha, gradient, 0.01), first)
+
+
+def test_momentum_ends_with_the_phase_and_the_sizes_of_normalized_steps_go_on():
+    alpha = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    gradient = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    plain, normalized, without = PlainStep(0.5), NormalizedStep(0.5), NormalizedStep(0.0)
+    first = plain("a", alpha, gradient, 0.01)
+    for rule in (normalized, without):
+        rule("a", alpha, gradient, 0.01)
+    for rule in (plain, normalized, without):
+        rule.begin_phase()
+    assert torch.equal(plain("a", alpha, gradient, 0.01), first)
+    second = normalized("a", alpha, gradient, 0.01)
+    assert torch.equal(second, without("a", alpha, gradient, 0.01))
+    assert (second - alpha).norm().item() == pytest.approx(0.01 / 2**0.5, rel=1e-12)
 
 
 @pytest.mark.parametrize("step", [PlainStep, NormalizedStep])
