@@ -169,11 +169,17 @@ def draw(found: list[Found], path: Path) -> None:
         for name, axes in zip(names, panels, strict=True):
             color = f"C{steps.index(one.lr)}"
             first = one.seed == found[0].seed
-            label = f"step {one.lr:g}" if first else None
-            axes.plot(one.of_level(name), color=color, linestyle="-" if first else ":", label=label)
+            axes.plot(one.of_level(name), color=color, linestyle="-" if first else ":")
             axes.set(title=name, xlabel="update", ylim=(-0.03, 1.03))
     panels[0].set_ylabel("plastic weight")
-    figure.legend(loc="outside lower center", ncols=len(steps), frameon=False)
+    lines = panels[0].get_lines()[:: len(found) // len(steps)]
+    figure.legend(
+        lines,
+        [f"step {lr:g}" for lr in steps],
+        loc="outside lower center",
+        ncols=len(steps),
+        frameon=False,
+    )
     figure.savefig(path, dpi=120)
 
 
