@@ -43,7 +43,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "normalized 0.03": {"lr": 0.03},
     "normalized 0.1": {"lr": 0.1},
     "normalized 0.3": {"lr": 0.3},
-    "normalized 1.0": {"lr": 1.0},
     "Eq. 8, 2.0": {"lr": 2.0, "normalize": False},
     "official 1e-8": {},
 }
