@@ -132,7 +132,7 @@ class BilevelStrategy:
     # -- phases --------------------------------------------------------------------------------
 
     def begin_phase(self) -> None:
-        """Start the next phase: α goes on from where it is, and so do its steps."""
+        """Start the next phase: α and its steps go on from where they are, momentum starts anew."""
         if self.in_phase:
             raise PhaseError(f"phase {self.phase} has not ended: call end_phase() first.")
         self.phase += 1

@@ -16,13 +16,16 @@ LARGE = 2**16
 
 def pack_convolutions(module: nn.Module) -> None:
     """Make the convolutions of `module` with large kernels keep these packed from now on."""
+    if not _can_pack():
+        return
     for conv in module.modules():
-        if type(conv) is nn.Conv2d and conv.weight.numel() >= LARGE and _is_simple(conv):
+        if type(conv) is nn.Conv2d and conv.weight.numel() >= LARGE and _pads_evenly(conv):
             conv.__class__ = PackedConv2d
 
 
-def _is_simple(conv: nn.Conv2d) -> bool:
-    return conv.padding_mode == "zeros" and conv.padding != "same" and _can_pack()
+def _pads_evenly(conv: nn.Conv2d) -> bool:
+    """With zeros, as many on one side as on the other: other paddings are a step of their own."""
+    return conv.padding_mode == "zeros" and conv.padding != "same"
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aanets_plugin import (
-    convert_to_aanet,
-    levels,
-)
+from aanets_plugin import convert_to_aanet, levels
 from aanets_plugin.baselines import CifarResNet
-from tests.networks import (
-    relative_error,
-    shake,
-    tensors,
-)
+from tests.networks import relative_error, shake, tensors
 
 DEFAULT = {"blocks": ("all", "scaling"), "stem": "stable"}
 KINDS = {

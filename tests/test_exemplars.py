@@ -13,21 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Subset,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from aanets_plugin import exemplars as module
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import (
-    balanced_indices,
-    balanced_subset,
-    targets_of,
-)
+from aanets_plugin.exemplars import balanced_indices, balanced_subset, targets_of
 from tests.exemplars_setup import LABELS, dataset_of, seeded
 
 

@@ -8,11 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from aanets_plugin import (
-    freeze_base,
-    levels,
-    thaw_base,
-)
+from aanets_plugin import freeze_base, levels, thaw_base
 from aanets_plugin.baselines import CifarResNet
 from tests.hosts_setup import (
     BLOCKS,
@@ -27,9 +23,7 @@ from tests.hosts_setup import (
     snapshot,
     vary,
 )
-from tests.networks import (
-    relative_error,
-)
+from tests.networks import relative_error
 
 # Reaching into it
 

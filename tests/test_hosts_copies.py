@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aanets_plugin import (
-    convert_to_aanet,
-    levels,
-    thaw_base,
-)
+from aanets_plugin import convert_to_aanet, levels, thaw_base
 from aanets_plugin.baselines import CifarResNet
 from tests.hosts_setup import (
     BLOCKS,
@@ -29,11 +25,7 @@ from tests.hosts_setup import (
     snapshot,
     vary,
 )
-from tests.networks import (
-    HeadOverDictNet,
-    relative_error,
-    tensors,
-)
+from tests.networks import HeadOverDictNet, relative_error, tensors
 
 # Copies
 

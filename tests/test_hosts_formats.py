@@ -7,10 +7,7 @@ import copy
 import pytest
 import torch
 
-from aanets_plugin import (
-    freeze_base,
-    levels,
-)
+from aanets_plugin import freeze_base, levels
 from tests.hosts_setup import (
     DEFAULT,
     KINDS,
@@ -21,11 +18,7 @@ from tests.hosts_setup import (
     loss_of,
     total_error,
 )
-from tests.networks import (
-    InPlaceNet,
-    one_stage_net,
-    relative_error,
-)
+from tests.networks import InPlaceNet, one_stage_net, relative_error
 
 # Number formats
 

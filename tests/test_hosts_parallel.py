@@ -12,11 +12,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aanets_plugin import (
-    UnsupportedModelError,
-    convert_to_aanet,
-    levels,
-)
+from aanets_plugin import UnsupportedModelError, convert_to_aanet, levels
 from aanets_plugin.baselines import CifarResNet
 from tests.hosts_setup import (
     KINDS,

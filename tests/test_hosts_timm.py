@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aanets_plugin import (
-    convert_to_aanet,
-    levels,
-)
+from aanets_plugin import convert_to_aanet, levels
 from tests.hosts_setup import (
     DEFAULT,
     KINDS,
@@ -23,10 +20,7 @@ from tests.hosts_setup import (
     total_error,
     vary,
 )
-from tests.networks import (
-    relative_error,
-    shake,
-)
+from tests.networks import relative_error, shake
 
 
 def timm_net(name, **options):
