@@ -1,8 +1,8 @@
 """BilevelStrategy: the upper level of the training, α on a class-balanced subset (Eq. 8).
 
-The lower level (Eq. 7) is the host's own loop. Phases, updates and the history of α live here. The
-gradient is in `upper_level.py`, how it becomes a step in `steps.py`, how a loop is joined without
-editing it in `attach.py`.
+The lower level (Eq. 7) is the host's own loop. Phases, updates and the history of α live here, the
+gradient in `alpha_gradient.py`, the step in `alpha_step.py`, the hook for loops that cannot be
+edited in `attach.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from aanets_plugin.alpha_gradient import LossFunction, cross_entropy, mean_gradients, unwrapped
+from aanets_plugin.alpha_step import NormalizedStep, PlainStep
 from aanets_plugin.attach import Attachment, LoaderSource
 from aanets_plugin.convert import freeze_base, thaw_base
 from aanets_plugin.errors import (
@@ -29,8 +31,6 @@ from aanets_plugin.errors import (
 )
 from aanets_plugin.levels import levels
 from aanets_plugin.scaling import absorb, scaled_layers
-from aanets_plugin.steps import NormalizedStep, PlainStep
-from aanets_plugin.upper_level import LossFunction, cross_entropy, mean_gradients, unwrapped
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from aanets_plugin.callable_module import call_as
 from aanets_plugin.errors import UnsupportedModelError
-from aanets_plugin.layout import lay_out_channels_last
 from aanets_plugin.levels import Branches
 from aanets_plugin.scaling import release
 
@@ -22,9 +22,8 @@ def fold(model: nn.Module) -> nn.Module:
     """Return a copy of `model` for inference: same outputs in eval mode, fewer operations.
 
     A BatchNorm is fused where the code of the module around it shows that its input is the output
-    of one convolution and nothing else reads that; where it cannot be seen, it stays. Inside the
-    levels, tensors are laid out channels-last, and on the CPU large kernels are kept as its
-    library wants them. Works on a plain network too; no copy learns.
+    of one convolution and nothing else reads that; where it cannot be seen, it stays. Works on a
+    plain network too. The copy does not learn.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"fold: expected a torch.nn.Module, got {model!r:.80}")
@@ -42,7 +41,6 @@ def fold(model: nn.Module) -> nn.Module:
             if once and rest is not None and _is_plain_conv(conv) and not _hooked(*involved):
                 _fuse(conv, norm)
                 parent.set_submodule(norm_name, rest)
-    lay_out_channels_last(folded, graphs)
     return folded.eval().requires_grad_(False)
 
 
@@ -123,3 +121,6 @@ def _pairs(graph: fx.Graph) -> Iterator[tuple[str, str]]:
         source = node.args[0] if node.op == "call_module" and node.args else None
         if isinstance(source, fx.Node) and source.op == "call_module" and len(source.users) == 1:
             yield str(source.target), str(node.target)
+
+
+call_as(fold)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aanets_plugin.callable_module import call_as
 from aanets_plugin.scaling import RULES, release
 
 
@@ -226,3 +227,6 @@ def aggregate(outputs: Sequence[Any], alpha: Tensor) -> Any:
 def levels(model: nn.Module) -> list[AdaptiveLevel]:
     """The adaptive levels of a converted model in forward order; empty for a plain one."""
     return [module for module in model.modules() if isinstance(module, AdaptiveLevel)]
+
+
+call_as(levels)

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from aanets_plugin.alpha_gradient import alpha_alone
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
 from aanets_plugin.levels import levels
-from aanets_plugin.upper_level import alpha_alone
 
 
 class OfficialBilevel(BilevelStrategy):

@@ -24,10 +24,10 @@ import torch
 from allocator import keep_memory
 from tqdm import tqdm
 
-from aanets_plugin.adapters.continuum.datasets import load_data, scenarios
-from aanets_plugin.adapters.continuum.folder import RunFolder
-from aanets_plugin.adapters.continuum.loop import default_accelerator
-from aanets_plugin.adapters.continuum.report import (
+from aanets_plugin.baselines import CifarResNet
+from aanets_plugin.baselines.methods import METHODS
+from aanets_plugin.experiments.datasets import load_data, scenarios
+from aanets_plugin.experiments.results import (
     RULES,
     Result,
     interval,
@@ -36,10 +36,10 @@ from aanets_plugin.adapters.continuum.report import (
     results_table,
     signed,
 )
-from aanets_plugin.adapters.continuum.runner import Run
-from aanets_plugin.adapters.continuum.settings import AANets, Memory, Training
-from aanets_plugin.baselines import CifarResNet
-from aanets_plugin.baselines.methods import METHODS
+from aanets_plugin.experiments.run_folder import RunFolder
+from aanets_plugin.experiments.runner import Run
+from aanets_plugin.experiments.settings import AANets, Memory, Training
+from aanets_plugin.experiments.trainer import default_accelerator
 
 ARMS = {"plain": None, "learned": AANets(), "fixed": AANets(alpha_lr=0.0)}
 NAMES = {"plain": "plain", "learned": "AANets, learned α", "fixed": "AANets, fixed α"}

@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from aanets_plugin import AlphaRecord, balanced_indices, levels
 from aanets_plugin.adapters.continuum.memory import with_samples
-from aanets_plugin.adapters.continuum.runner import Run
-from aanets_plugin.adapters.continuum.settings import AANets
+from aanets_plugin.experiments.runner import Run
+from aanets_plugin.experiments.settings import AANets
 
 DEFAULT = AANets().alpha_lr
 STEPS = (0.1, 0.01, DEFAULT, 0.0)

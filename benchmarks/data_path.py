@@ -27,9 +27,9 @@ from torchvision.models import resnet18
 from tqdm import tqdm
 
 from aanets_plugin import convert_to_aanet
-from aanets_plugin.adapters.continuum import load_data, scenarios
-from aanets_plugin.adapters.continuum.network import Lesson, build, teacher_of
 from aanets_plugin.baselines import LUCIR, resnet32
+from aanets_plugin.baselines.lifecycle import Lesson, build, teacher_of
+from aanets_plugin.experiments import load_data, scenarios
 
 CLASSES, IMAGES = 4, 64
 

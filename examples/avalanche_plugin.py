@@ -35,9 +35,9 @@ from tqdm import tqdm
 
 from aanets_plugin import AANetError, plot_alpha
 from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin, Mnemonics, PODNet, repair_bic
-from aanets_plugin.adapters.continuum.report import Result, plot_accuracy
 from aanets_plugin.baselines import phase_metrics, resnet20, resnet32
 from aanets_plugin.baselines.network import without_head
+from aanets_plugin.experiments.results import Result, plot_accuracy
 
 ARMS = ("plain", "AANets, learned α")
 NEAREST_MEAN = ("icarl", "scr")  # the others predict by their head

@@ -13,8 +13,8 @@ as a table and in accuracy.png; the aggregation weights α of each level in alph
 
 from __future__ import annotations
 
-from aanets_plugin.adapters.continuum.cli import main
 from aanets_plugin.baselines import LUCIR
+from aanets_plugin.experiments.cli import main
 
 METHOD = LUCIR(
     base=5.0,  # weight of less-forget, times √(old classes / new classes)

@@ -1,6 +1,7 @@
 """What the paper's baselines are made of, free of any framework."""
 
 from aanets_plugin.baselines.distillation import knowledge_distillation
+from aanets_plugin.baselines.feature_maps import stage_maps
 from aanets_plugin.baselines.heads import (
     CosineLinear,
     SplitCosineLinear,
@@ -15,7 +16,6 @@ from aanets_plugin.baselines.lucir import (
     lucir_loss,
     margin_ranking_loss,
 )
-from aanets_plugin.baselines.maps import stage_maps
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.methods import LUCIR, METHODS, ICaRL, Joint, Mnemonics, PODNet
 from aanets_plugin.baselines.metrics import PhaseMetrics, phase_metrics
@@ -24,7 +24,6 @@ from aanets_plugin.baselines.mnemonics import (
     finetune_on_exemplars,
     refine_exemplars,
 )
-from aanets_plugin.baselines.nearest_mean import class_means, nearest_mean
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.baselines.podnet import (
     nca_loss,
@@ -34,6 +33,7 @@ from aanets_plugin.baselines.podnet import (
     podnet_loss,
     proxy_nca_loss,
 )
+from aanets_plugin.baselines.prediction import class_means, nearest_mean
 from aanets_plugin.baselines.proxies import LocalSimilarityClassifier, kmeans_proxies
 from aanets_plugin.baselines.resnet import CifarResNet, resnet20, resnet32
 

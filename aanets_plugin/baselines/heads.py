@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from aanets_plugin.baselines.nearest_mean import class_means
 from aanets_plugin.baselines.precision import cosines
+from aanets_plugin.baselines.prediction import class_means
 from aanets_plugin.checks import positive
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import MapStyle, targets_of

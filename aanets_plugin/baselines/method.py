@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from aanets_plugin.baselines.maps import stage_maps
+from aanets_plugin.baselines.feature_maps import stage_maps
 from aanets_plugin.baselines.network import IncrementalNet
 
 Rule = Literal["head", "nearest_mean"]

@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from aanets_plugin.alpha_gradient import logits_of
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.modes import evaluating
 from aanets_plugin.optim import parameter_groups
-from aanets_plugin.upper_level import logits_of
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 """`loss_fn(outputs, labels)`: the mean loss of a batch."""

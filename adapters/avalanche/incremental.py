@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from aanets_plugin.alpha_gradient import unwrapped
 from aanets_plugin.baselines.method import Method, Output, Rule
-from aanets_plugin.baselines.nearest_mean import class_means, nearest_mean
 from aanets_plugin.baselines.network import feature_count
+from aanets_plugin.baselines.prediction import class_means, nearest_mean
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.modes import evaluating
-from aanets_plugin.upper_level import unwrapped
 
 from .compat import repair_checkpoints
 from .exemplar_level import fine_tune, learn_exemplars

@@ -9,12 +9,12 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training.storage_policy import ExemplarsBuffer
 from torch import Tensor, nn
 
+from aanets_plugin.alpha_gradient import LossFunction, unwrapped
 from aanets_plugin.bilevel import BilevelStrategy, check_learning
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels
 from aanets_plugin.scaling import scaled_layers
-from aanets_plugin.upper_level import LossFunction, unwrapped
 
 from . import compat
 from .balanced import BalancedData

@@ -15,19 +15,17 @@ from torch import Tensor
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import herd
 
-from .settings import Memory
-
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def rehearsal_memory(memory: Memory, classes: int) -> RehearsalMemory:
+def rehearsal_memory(
+    classes: int, *, per_class: int | None = None, total: int | None = None
+) -> RehearsalMemory:
     """An empty memory of Continuum for so many classes in the end, with iCaRL's herding."""
-    if memory.per_class is not None:
-        size, fixed = memory.per_class * classes, True
-    else:
-        assert memory.total is not None
-        size, fixed = memory.total, False
-    return RehearsalMemory(size, herd_samples, fixed_memory=fixed, nb_total_classes=classes)
+    size = total if per_class is None else per_class * classes
+    return RehearsalMemory(
+        size, herd_samples, fixed_memory=per_class is not None, nb_total_classes=classes
+    )
 
 
 def herd_samples(

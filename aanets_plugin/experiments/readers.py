@@ -1,0 +1,219 @@
+"""Samples and labels as they lie on disk: digits, CIFAR-100, trees of images; checked."""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchvision.datasets import CIFAR100, ImageFolder
+
+from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.experiments.splits import paper_order
+
+_SUBSET_CLASSES, _IMAGENET_CLASSES = 100, 1000
+
+Samples = tuple[np.ndarray, np.ndarray]
+"""Images [N, H, W, 3] or paths [N], and their labels."""
+
+
+def read_digits(random: np.random.RandomState) -> tuple[Samples, Samples]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigurationError(
+            f"digits come with scikit-learn, which is not installed ({error}); pip install "
+            "scikit-learn, or take another dataset"
+        ) from error
+    pixels, y = load_digits(return_X_y=True)
+    grey = np.round(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    x, y = np.repeat(grey, 3, axis=3), y.astype(np.int64)
+    in_train = np.zeros(len(y), dtype=bool)
+    for rows in rows_of_each_class(y):
+        in_train[random.permutation(rows)[: (len(rows) + 1) // 2]] = True
+    return (x[in_train], y[in_train]), (x[~in_train], y[~in_train])
+
+
+def read_cifar100(root: Path) -> tuple[Samples, Samples]:
+    files = [root / "train.npz", root / "test.npz"]
+    found = [file.name for file in files if file.is_file()]
+    if len(found) == 1:
+        raise ConfigurationError(
+            f"path={str(root)!r} has {found[0]} alone; expected train.npz and test.npz; add the "
+            "other, or remove this one to have CIFAR-100 downloaded there"
+        )
+    if not found:
+        return _torchvision_cifar100(root)
+    train, test = (_read_npz(file) for file in files)
+    labels, labels_of_test = (np.unique(y).tolist() for _, y in (train, test))
+    _check_same_classes(root, {"train.npz": labels, "test.npz": labels_of_test})
+    if labels != list(range(len(labels))):
+        raise ConfigurationError(
+            f"y in {str(files[0])!r} has the labels {few(labels)}; expected 0, 1, 2, … without a "
+            "gap; number the classes anew, in both files alike"
+        )
+    return train, test
+
+
+def _read_npz(file: Path) -> Samples:
+    try:
+        archive = np.load(file, allow_pickle=False)
+        if not hasattr(archive, "files"):
+            raise ValueError("it is a single array")
+        with archive:
+            names = list(archive.files)
+            arrays = {name: archive[name] for name in ("x", "y") if name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigurationError(
+            f"{str(file)!r} does not read as an npz file of arrays ({error}); write it anew with "
+            "numpy.savez(file, x=images, y=labels)"
+        ) from error
+    if len(arrays) < 2:
+        raise ConfigurationError(
+            f"{str(file)!r} has the arrays {few(names)}; expected x and y; write it anew with "
+            "numpy.savez(file, x=images, y=labels)"
+        )
+    x, y = arrays["x"], arrays["y"]
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1:] != (32, 32, 3):
+        raise ConfigurationError(
+            f"x in {str(file)!r} is {x.dtype} {list(x.shape)}; expected uint8 [N, 32, 32, 3]; put "
+            "the channels last (x.transpose(0, 2, 3, 1)) and store values from 0 to 255 as uint8"
+        )
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"y in {str(file)!r} is {y.dtype} {list(y.shape)}; expected one integer for each image "
+            "of x; write the class numbers, from 0"
+        )
+    if len(x) != len(y) or not len(y):
+        raise ConfigurationError(
+            f"{str(file)!r} has {len(x)} images in x and {len(y)} labels in y; expected as many of "
+            "one as of the other, and at least one; write both anew from the same source"
+        )
+    return x, y.astype(np.int64)
+
+
+def _torchvision_cifar100(root: Path) -> tuple[Samples, Samples]:
+    # Continuum's own CIFAR100 copies all images each time a scenario asks for them.
+    fresh = not root.exists()
+    held = _listing(root)
+    try:
+        splits = [CIFAR100(str(root), train=True, download=True), CIFAR100(str(root), train=False)]
+    except (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError) as error:
+        if fresh:
+            with contextlib.suppress(OSError):
+                root.rmdir()
+        raise ConfigurationError(
+            f"path={str(root)!r} has no intact CIFAR-100 ({held}), and its download from "
+            f"{CIFAR100.url} failed ({error}); put {CIFAR100.filename} or the folder "
+            f"{CIFAR100.base_folder} from it into {str(root)!r}, or train.npz and test.npz with x "
+            "(uint8 [N, 32, 32, 3]) and y"
+        ) from error
+    train, test = ((split.data, np.array(split.targets, dtype=np.int64)) for split in splits)
+    return train, test
+
+
+def read_image_tree(name: str, root: Path) -> tuple[Samples, Samples]:
+    train = _image_folder(root, ("train",))
+    test = _image_folder(root, ("val", "test"))
+    _check_same_classes(root, {f"{Path(tree.root).name}/": tree.classes for tree in (train, test)})
+    chosen = list(range(len(train.classes)))
+    if name == "imagenet-subset" and len(chosen) == _IMAGENET_CLASSES:
+        chosen = sorted(paper_order(name, _IMAGENET_CLASSES)[:_SUBSET_CLASSES])
+    expected = {"imagenet-subset": _SUBSET_CLASSES, "imagenet": _IMAGENET_CLASSES}.get(name)
+    if expected is not None and len(chosen) != expected:
+        all_of_them = " or all 1000 of ImageNet" if name == "imagenet-subset" else ""
+        raise ConfigurationError(
+            f"path={str(root)!r} has {len(chosen)} classes; expected {expected}{all_of_them} for "
+            f'{name}; for any other number take the dataset "folder", which is read the same way'
+        )
+    return _paths_of(train, chosen), _paths_of(test, chosen)
+
+
+def _image_folder(root: Path, names: Sequence[str]) -> Any:
+    folder = next((root / name for name in names if (root / name).is_dir()), None)
+    if folder is None:
+        raise ConfigurationError(
+            f"path={str(root)!r} has no folder {' or '.join(f'{name}/' for name in names)} "
+            f"({_listing(root)}); expected train/ and val/ (or test/), each with one folder of "
+            "images per class; pass the folder that has both"
+        )
+    try:
+        return ImageFolder(str(folder))
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{str(folder)!r} is no tree of images by class ({error}; {_listing(folder)}); "
+            "expected one folder per class with at least one image in each; sort the images into "
+            "such folders, and remove those that are empty"
+        ) from error
+
+
+def _paths_of(tree: Any, chosen: Sequence[int]) -> Samples:
+    # Continuum's own ImageFolderDataset cuts paths after 255 bytes and fails beyond ASCII.
+    new_label = {label: place for place, label in enumerate(chosen)}
+    kept = [(path, new_label[label]) for path, label in tree.samples if label in new_label]
+    return np.array([path for path, _ in kept]), np.array([y for _, y in kept], dtype=np.int64)
+
+
+def folder_of(name: str, path: str | Path | None) -> Path:
+    holds = {
+        "cifar100": "train.npz and test.npz, or CIFAR-100 as torchvision keeps it, or nothing yet",
+    }.get(name, "train/ and val/ (or test/) with one folder of images per class")
+    if path is None:
+        raise ConfigurationError(
+            f"{name} needs a path and none was given; pass the folder with {holds} (--data in the "
+            "examples)"
+        )
+    root = Path(path).expanduser()
+    may_be_new = name == "cifar100" and not root.exists() and root.parent.is_dir()
+    if not root.is_dir() and not may_be_new:
+        problem = "is a file" if root.exists() else "does not exist"
+        there = next(folder for folder in root.absolute().parents if folder.is_dir())
+        raise ConfigurationError(
+            f"path={str(path)!r} {problem} ({_listing(there)} in {str(there)!r}); expected a "
+            f"folder; for {name} pass one with {holds}"
+        )
+    return root
+
+
+def _check_same_classes(root: Path, classes: dict[str, list[Any]]) -> None:
+    (first, of_first), (second, of_second) = classes.items()
+    only = {
+        first: sorted(set(of_first) - set(of_second)),
+        second: sorted(set(of_second) - set(of_first)),
+    }
+    differences = [
+        f"{len(labels)} only in {place}: {few(labels)}" for place, labels in only.items() if labels
+    ]
+    if differences:
+        raise ConfigurationError(
+            f"{first} and {second} of {str(root)!r} have different classes, "
+            f"{'; '.join(differences)}; expected the same in both; add what is missing or remove "
+            "what is too much"
+        )
+
+
+def rows_of_each_class(y: np.ndarray) -> list[np.ndarray]:
+    _, counts = np.unique(y, return_counts=True)
+    return np.split(np.argsort(y, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _listing(folder: Path) -> str:
+    """What a folder holds, for an error."""
+    try:
+        names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
+    except OSError:
+        names = []
+    return f"found {few(names)}" if names else "found nothing"
+
+
+def few(items: Iterable[Any], limit: int = 8) -> str:
+    """Some of them, for an error."""
+    shown = [str(item) for item in items]
+    more = f", … ({len(shown)} in all)" if len(shown) > limit else ""
+    return ", ".join(shown[:limit]) + more

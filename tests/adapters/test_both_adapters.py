@@ -1,0 +1,135 @@
+"""LUCIR on Avalanche and on Continuum: the same data, seed and order make the same first loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from avalanche.benchmarks import nc_benchmark
+from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
+from torch import Tensor
+
+from aanets_plugin import baselines
+from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin
+from aanets_plugin.adapters.continuum.memory import with_samples
+from aanets_plugin.baselines.lifecycle import Lesson
+from aanets_plugin.experiments import AANets, Memory, scenarios
+from aanets_plugin.experiments.runner import Run
+from tests.experiments.run_setup import TRAINING, digits, network, unaugmented
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+
+
+def images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
+    x, y, *_ = zip(*(data[i] for i in range(len(data))), strict=True)
+    return torch.stack(x), torch.tensor([int(label) for label in y])
+
+
+def benchmark_of(streams: Any) -> Any:
+    """A benchmark of Avalanche with the samples of two scenarios of Continuum."""
+    data = []
+    for scenario in streams:
+        parts = zip(*map(images_and_labels, scenario), strict=True)
+        data.append(_make_taskaware_tensor_classification_dataset(*map(torch.cat, parts)))
+    return nc_benchmark(
+        *data, n_experiences=3, per_exp_classes={0: 6}, task_labels=False, shuffle=False
+    )
+
+
+def trained_base(benchmark: Any, plugins: list[Any], **options: Any) -> LUCIR:
+    """LUCIR after the first experience."""
+    torch.manual_seed(0)
+    model = network()
+    strategy = LUCIR(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        mem_size_per_class=5,
+        train_mb_size=32,
+        plugins=plugins,
+        evaluator=None,
+        **options,
+    )
+    strategy.train(benchmark.train_stream[0])
+    return strategy
+
+
+class OneBatch:
+    """Puts one batch in place of all others of the second experience, and notes the first loss."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.batch = [x, y, torch.zeros_like(y)]
+        self.losses: list[float] = []
+
+    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        if strategy.teacher is not None:
+            strategy.mbatch = self.batch
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        if strategy.teacher is not None:
+            self.losses.append(float(strategy.loss))
+            self.head = getattr(self, "head", strategy.net.fc.weight.detach().clone())
+
+
+@pytest.fixture
+def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Continuum's runner trains on: images, labels, loss and the weights of the head."""
+    found: list[Any] = []
+    forward: Callable[..., Tensor] = Lesson.forward
+
+    def noted(lesson: Any, x: Tensor, y: Tensor) -> Tensor:
+        loss = forward(lesson, x, y)
+        found.append((x, y, float(loss), lesson.net.fc.weight.detach().clone()))
+        return loss
+
+    monkeypatch.setattr(Lesson, "forward", noted)
+    return found
+
+
+@pytest.mark.parametrize("aanets", [False, True], ids=["plain", "aanets"])
+def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
+    streams = scenarios(unaugmented(digits()), base_classes=6, phases=2)
+    benchmark = benchmark_of(streams)
+
+    runner = Run(
+        *streams,
+        network,
+        baselines.LUCIR(),
+        aanets=AANets() if aanets else None,
+        memory=Memory(per_class=5),
+        training=TRAINING,
+        output=tmp_path,
+        progress=False,
+    )
+    state = trained_base(benchmark, []).model.state_dict()
+    runner.base = {name: value for name, value in state.items() if name != "columns"}
+    runner._learn(0)
+    runner._remember(0)
+    assert not lessons, "the base is not trained again"
+    runner._learn(1)
+    x, y, loss, head = lessons[0]
+    assert 0 < (y < 6).sum() < len(y), "exemplars and new samples"
+
+    found = {}
+    for name, method in {
+        "the same": baselines.LUCIR(),
+        "control": baselines.LUCIR(ranking_weight=0.0),
+    }.items():
+        batch = OneBatch(x, y)
+        plugins = [AANetPlugin(), batch] if aanets else [batch]
+        strategy = trained_base(benchmark, plugins, method=method)
+        exemplars = strategy.storage_policy.buffer
+        strategy.train(benchmark.train_stream[1])
+        found[name] = batch.losses[0]
+
+    old = with_samples(runner.phases.train(0), runner.learned.exemplars.get())
+    assert pixels(old) == pixels(exemplars)
+    # Features are computed in batches of different sizes, in float32.
+    assert torch.allclose(batch.head, head, rtol=1e-5, atol=1e-6), "imprinted alike"
+    assert found["the same"] == pytest.approx(loss, rel=1e-5)
+    assert found["control"] != pytest.approx(loss, rel=1e-2)
+
+
+def pixels(data: Any) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images_and_labels(data)[0]}

@@ -1,0 +1,222 @@
+"""The order of phases, and what each does to the network."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from aanets_plugin import (
+    BilevelStrategy,
+    ConfigurationError,
+    PhaseError,
+    UnsupportedModelError,
+    levels,
+)
+from aanets_plugin.baselines import CifarResNet
+from aanets_plugin.scaling import scaled_layers
+from tests.core.alpha_setup import (
+    ROUNDING,
+    Untouchable,
+    aanet,
+    alphas,
+    loader,
+    samples,
+    started,
+    train,
+    wander,
+)
+from tests.networks import relative_error, shake
+
+
+def test_phases_go_from_one_branch_to_a_frozen_base_to_learned_weights():
+    model = aanet()
+    plain = sum(p.numel() for p in shake(CifarResNet(1, 5)).parameters())
+    bilevel = BilevelStrategy(model)
+    bilevel.begin_phase()
+    assert all(level.alpha is None and len(level.branches) == 1 for level in levels(model))
+    assert sum(p.numel() for p in model.parameters()) == plain
+    assert bilevel.after_epoch() is None
+    bilevel.end_phase()
+    assert all(level.base_frozen and len(level.branches) == 2 for level in levels(model))
+    assert (alphas(model) == 0.5).all()
+    bilevel.begin_phase()
+    wander(model)
+    assert bilevel.after_epoch(loader()) > 0
+    assert (alphas(model) != 0.5).all()
+    records = [(r.phase, r.epoch, r.level) for r in bilevel.history]
+    assert records == [(1, 0, "layer1"), (1, 0, "layer2"), (1, 0, "layer3")]
+
+
+def test_the_end_of_phase_0_makes_the_trained_network_the_frozen_base():
+    model, (x, _) = aanet(), samples()
+    bilevel = BilevelStrategy(model)
+    bilevel.begin_phase()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.eval()
+    before = model(x)
+    bilevel.end_phase()
+    assert relative_error(model(x), before) < ROUNDING
+    for level in levels(model):
+        kernel = level.stable[0].conv1._buffers["weight"]
+        assert torch.equal(kernel, level.plastic[0].conv1.weight)
+        assert "weight" not in level.stable[0].conv1._parameters
+
+
+def test_the_end_of_a_later_phase_freezes_nothing_anew():
+    """The control for phase 0: the stable branch stays what it was, not what the plastic one is."""
+    model = aanet()
+    bilevel = started(model)
+    bilevel.after_epoch(loader())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    bilevel.end_phase()
+    bilevel.begin_phase()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_without_a_base_phase_the_first_phase_is_incremental():
+    model = aanet()
+    bilevel = BilevelStrategy(model, base_phase=False)
+    assert all(len(level.branches) == 2 for level in levels(model))
+    bilevel.begin_phase()
+    assert bilevel.after_epoch(loader()) > 0
+    assert {record.phase for record in bilevel.history} == {0}
+
+
+def test_without_a_base_phase_a_thawed_model_is_frozen_as_it_is():
+    model = aanet()
+    BilevelStrategy(model)
+    assert levels(model)[0].alpha is None
+    BilevelStrategy(model, base_phase=False)
+    assert (alphas(model) == 0.5).all()
+
+
+def test_the_base_phase_has_epochs_but_no_history():
+    bilevel = BilevelStrategy(aanet())
+    bilevel.begin_phase()
+    for epochs in (1, 2):
+        assert bilevel.after_epoch(Untouchable()) is None
+        assert bilevel.epoch == epochs
+    assert bilevel.history == []
+
+
+@pytest.mark.parametrize("update_base", [True, False])
+def test_update_base_absorbs_phi_and_keeps_the_function(update_base):
+    model, (x, _) = aanet().eval(), samples()
+    bilevel = started(model, update_base=update_base)
+    bilevel.after_epoch(loader())
+    kernels = [layer._buffers["weight"] for layer in scaled_layers(model)]
+    kernels_before = [kernel.clone() for kernel in kernels]
+    phi_before = [layer.phi.detach().clone() for layer in scaled_layers(model)]
+    before = model(x)
+    bilevel.end_phase()
+    assert relative_error(model(x), before) < ROUNDING
+    for layer, kernel, phi in zip(scaled_layers(model), kernels_before, phi_before, strict=True):
+        now = layer._buffers["weight"]
+        assert not torch.equal(phi, torch.ones_like(phi))
+        if update_base:
+            assert torch.equal(layer.phi, torch.ones_like(phi))
+            assert torch.equal(now, kernel * phi)
+        else:
+            assert torch.equal(layer.phi, phi)
+            assert torch.equal(now, kernel)
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "advice"),
+    [
+        ([], "after_epoch", r"after_epoch\(\) outside a phase: call begin_phase\(\) first"),
+        ([], "end_phase", r"end_phase\(\) outside a phase: call begin_phase\(\) first"),
+        (["begin_phase"], "begin_phase", r"phase 0 has not ended: call end_phase\(\) first"),
+        (["begin_phase", "end_phase"], "end_phase", r"call begin_phase\(\) first"),
+        (["begin_phase", "end_phase"], "after_epoch", r"call begin_phase\(\) first"),
+    ],
+)
+def test_calls_out_of_order_say_what_to_call(before, call, advice):
+    bilevel = BilevelStrategy(aanet())
+    for name in before:
+        getattr(bilevel, name)()
+    with pytest.raises(PhaseError, match=advice):
+        getattr(bilevel, call)()
+
+
+def test_a_plain_network_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"no adaptive levels.*convert_to_aanet"):
+        BilevelStrategy(CifarResNet(1, 5))
+
+
+def test_an_incremental_phase_needs_the_balanced_loader():
+    with pytest.raises(ConfigurationError, match="needs the balanced loader"):
+        started(aanet()).after_epoch()
+
+
+def test_an_empty_loader_is_refused_and_counts_as_no_epoch():
+    model = aanet()
+    bilevel, before = started(model), alphas(model)
+    with pytest.raises(ConfigurationError, match="gave no batch"):
+        bilevel.after_epoch([])
+    assert bilevel.epoch == 0
+    assert bilevel.history == []
+    assert torch.equal(alphas(model), before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": -0.1},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"momentum": 1.0},
+        {"momentum": -0.5},
+        {"momentum": float("nan")},
+        {"max_batches": 0},
+    ],
+    ids=str,
+)
+def test_options_outside_their_range_are_quoted_and_leave_the_model_alone(options):
+    model = aanet()
+    (name, value), *_ = options.items()
+    with pytest.raises(ConfigurationError, match=f"{name}={value}"):
+        BilevelStrategy(model, **options)
+    assert len(levels(model)[0].branches) == 2
+    BilevelStrategy(model, **{name: 1 if name == "max_batches" else 0.5})
+
+
+@pytest.mark.parametrize(
+    ("convert", "options"),
+    [({}, {"lr": 0}), ({"blocks": ("all",)}, {})],
+    ids=["lr=0", "one branch"],
+)
+def test_where_alpha_cannot_move_no_data_is_read_and_history_still_grows(convert, options):
+    model = aanet(**convert)
+    bilevel, before = started(model, **options), alphas(model)
+    for _ in range(2):
+        assert bilevel.after_epoch(Untouchable()) is None
+    assert torch.equal(alphas(model), before)
+    assert [(r.epoch, r.loss) for r in bilevel.history] == [(0, None)] * 3 + [(1, None)] * 3
+    assert bilevel.history[0].weights == tuple(before[: len(levels(model)[0].blocks)].tolist())
+    with pytest.raises(AssertionError, match="asked for its batches"):
+        started(aanet()).after_epoch(Untouchable())  # the control: a learning α does read it
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["too early", "in time"])
+def test_an_optimizer_built_before_phi_exists_is_noticed(early):
+    model = aanet()
+    bilevel = BilevelStrategy(model)
+    bilevel.begin_phase()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    train(model, optimizer)
+    bilevel.end_phase()
+    bilevel.begin_phase()
+    if not early:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    train(model, optimizer)
+    bilevel.after_epoch(loader())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bilevel.end_phase()
+    assert [str(w.message)[:42] for w in caught] == (
+        ["the scaling weights φ did not move in phas"] if early else []
+    )
+    assert all(w.filename == __file__ for w in caught)

@@ -1,0 +1,310 @@
+"""The command line of the examples, in this process: options, presets, errors, one small run."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import doctest
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from aanets_plugin import convert_to_aanet, levels
+from aanets_plugin.baselines import LUCIR, METHODS, Joint, PODNet
+from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.experiments import presets
+from aanets_plugin.experiments.backbones import OURS, OpenBlock, backbone
+from aanets_plugin.experiments.cli import main, output_folder
+from aanets_plugin.experiments.comparison import arms_of, same_start
+from aanets_plugin.experiments.options import parser
+from aanets_plugin.experiments.presets import DEFAULTS, PAPER, setting
+from aanets_plugin.experiments.settings import AANets
+
+TINY = ["--phases", "1", "--epochs", "1", "--images-per-class", "8", "--memory-per-class", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# -- options and presets -------------------------------------------------------------------------
+
+
+def test_every_option_is_explained():
+    actions = parser(LUCIR())._actions
+    assert len(actions) > 25
+    assert [action.dest for action in actions if not action.help] == []
+
+
+def test_the_defaults_of_all_datasets_are_settings_that_can_be_used():
+    for name, found in DEFAULTS.items():
+        assert found.training().epochs == found.epochs, name
+        assert isinstance(backbone(found.backbone)(), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "network", "epochs", "falls"),
+    [
+        ("cifar100", "resnet32", 160, (80, 120)),
+        ("imagenet-subset", "resnet18_open", 90, (30, 60)),
+        ("imagenet", "resnet18_open", 90, (30, 60)),
+    ],
+)
+def test_the_preset_has_the_numbers_of_the_paper(dataset, network, epochs, falls):
+    found = setting(dataset, "paper")
+    training = found.training()
+    assert found.backbone == network
+    assert [training.epochs_of(phase) for phase in (0, 1)] == [epochs, epochs]
+    assert (training.lr, training.batch_size, training.momentum) == (0.1, 128, 0.9)
+    assert training.weight_decay == 5e-4
+    assert found.memory_per_class == 20
+    factors = [training.factor(epoch, epochs, "step") for epoch in range(epochs)]
+    assert tuple(e for e in range(1, epochs) if factors[e] < factors[e - 1]) == falls
+    assert (factors[0], factors[falls[0]], factors[falls[1]]) == (1.0, 0.1, 0.01)
+
+
+@pytest.mark.parametrize(("classes", "split"), [(100, (50, 5)), (1000, (500, 5))])
+def test_the_preset_learns_half_of_the_classes_first(classes, split):
+    for found in PAPER.values():
+        assert found.split(classes, None, None) == split
+        assert found.split(classes, None, 25) == (split[0], 25)
+
+
+def test_podnet_alone_has_a_cosine_schedule_and_the_preset_leaves_it():
+    assert {name: method.schedule for name, method in METHODS.items()} == {
+        "icarl": "step",
+        "lucir": "step",
+        "podnet": "cosine",
+        "mnemonics": "step",
+    }
+    assert all(found.training().schedule is None for found in PAPER.values())
+
+
+def test_epochs_of_the_first_phase_follow_in_proportion():
+    digits = DEFAULTS["digits"]
+    half = digits.with_epochs(30)
+    assert half.base_epochs / 30 == pytest.approx(digits.base_epochs / digits.epochs)
+    assert digits.with_epochs(3, 7).base_epochs == 7
+    assert digits.with_epochs(None, 7) == dataclasses.replace(digits, base_epochs=7)
+
+
+def test_the_examples_in_the_docstrings_hold():
+    assert doctest.testmod(presets).failed == 0
+
+
+def test_arms():
+    aanets = AANets()
+    assert list(arms_of(LUCIR(), None)) == ["plain"]
+    arms = arms_of(LUCIR(), aanets, fixed_alpha=True, upper_bound=True)
+    assert list(arms) == ["plain", "learned", "fixed", "joint"]
+    assert arms["plain"].aanets is None
+    assert arms["learned"].aanets == aanets
+    assert arms["fixed"].aanets == dataclasses.replace(aanets, alpha_lr=0.0)
+    assert isinstance(arms["joint"].method, Joint)
+
+
+# -- output folders ------------------------------------------------------------------------------
+
+
+def test_a_second_start_takes_the_next_free_folder_and_resume_the_last_one(tmp_path):
+    default = tmp_path / "runs" / "lucir"
+    assert output_folder(None, default, resume=False) == default
+    assert output_folder(None, default, resume=True) == default
+    default.mkdir(parents=True)
+    second = default.with_name("lucir-2")
+    assert output_folder(None, default, resume=False) == second
+    assert output_folder(None, default, resume=True) == default
+    second.mkdir()
+    assert output_folder(None, default, resume=False) == default.with_name("lucir-3")
+    assert output_folder(None, default, resume=True) == second
+
+
+def test_a_folder_that_is_given_must_hold_no_runs(tmp_path):
+    assert output_folder(tmp_path, tmp_path / "other", resume=False) == tmp_path
+    (tmp_path / "plain-0").mkdir()
+    (tmp_path / "plain-0" / "config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="add --resume"):
+        output_folder(tmp_path, tmp_path / "other", resume=False)
+    assert output_folder(tmp_path, tmp_path / "other", resume=True) == tmp_path
+
+
+# -- backbones -----------------------------------------------------------------------------------
+
+
+def before_pooling(model, x):
+    seen = []
+    with model.avgpool.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+        model.eval()(x)
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_backbones_convert_and_end_without_a_relu(name):
+    model = backbone(name)()
+    assert before_pooling(model, torch.randn(2, 3, 32, 32)).min() < 0
+    assert len(levels(convert_to_aanet(model))) == (4 if name == "resnet18_open" else 3)
+
+
+def test_the_open_resnet18_is_torchvisions_but_for_the_last_relu():
+    ours, theirs = backbone("resnet18_open")(), backbone("torchvision:resnet18")()
+    assert isinstance(ours.layer4[-1], OpenBlock)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(before_pooling(ours, x).relu(), before_pooling(theirs, x))
+
+
+def test_a_bare_name_is_ours_then_torchvisions_then_timms():
+    assert type(backbone("resnet20")()).__name__ == "CifarResNet"
+    assert isinstance(backbone("resnet18")(), models.ResNet)
+    timms = [backbone("timm:resnet18")(), backbone("resnet10t")()]
+    assert all(type(model).__module__.startswith("timm.") for model in timms)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet33", "did you mean .*resnet32"),
+        ("torchvision:resnet19", "no backbone 'resnet19' among torchvision; did you mean"),
+        ("zzzzqqqq", "for example"),
+        ("keras:resnet18", "no source 'keras'"),
+    ],
+)
+def test_an_unknown_backbone_is_told_with_names_that_are_close(name, message):
+    with pytest.raises(ConfigurationError, match=message):
+        backbone(name)
+
+
+def test_pretrained_weights_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    stored = models.shufflenet_v2_x0_5()
+    file = models.get_model_weights("shufflenet_v2_x0_5").DEFAULT.url.rpartition("/")[2]
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(stored.state_dict(), tmp_path / "hub" / "checkpoints" / file)
+    loaded = backbone("shufflenet_v2_x0_5", pretrained=True)()
+    assert torch.equal(loaded.conv1[0].weight, stored.conv1[0].weight)
+    fresh = backbone("shufflenet_v2_x0_5")()
+    assert not torch.equal(fresh.conv1[0].weight, stored.conv1[0].weight)
+
+
+def test_weights_that_cannot_be_had_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(ConfigurationError, match="'resnet18' could not be made"):
+        backbone("torchvision:resnet18", pretrained=True)()
+    with pytest.raises(ConfigurationError, match="have no pretrained weights"):
+        backbone("resnet32", pretrained=True)
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dataset mnist", "invalid choice: 'mnist'"),
+        ("--dataset cifar100", "cifar100 needs a path"),
+        ("--dataset cifar100 --data no/such/folder", "no/such/folder"),
+        ("--dataset folder --data .", "no folder train/"),
+        ("--data .", "digits, which come with scikit-learn"),
+        ("--phases 4", "does not divide the 6 classes"),
+        ("--base-classes 10", "base_classes=10"),
+        ("--memory-per-class 1000", "a class has 87 training samples"),
+        ("--images-per-class 9", "a class has 9 training samples"),
+        ("--memory-total 5", "at least 10"),
+        ("--memory-per-class 0", "at least 1"),
+        ("--memory-per-class 5 --memory-total 50", "not allowed with"),
+        ("--seed 1 --seeds 1 2", "not allowed with"),
+        ("--seeds 1 1", "each once"),
+        ("--seed -1", "from 0 on"),
+        ("--epochs 0", "epochs=0"),
+        ("--batch-size 0", "batch_size=0"),
+        ("--lr -1", "lr=-1"),
+        ("--workers -1", "--workers -1"),
+        ("--backbone resnet33", "did you mean"),
+        ("--backbone vgg11", "does not take these images"),
+        ("--backbone shufflenet_v2_x0_5", "stage"),
+        ("--pretrained", "no pretrained weights"),
+        ("--blocks all+frozzen", "'frozzen' is not a block type"),
+        ("--stem stabel", "stem='stabel'"),
+        ("--alpha-lr 0", "--fixed-alpha"),
+        ("--no-aanet --fixed-alpha --blocks all", "--fixed-alpha, --blocks is about AANets"),
+        ("--preset paper", "has settings for cifar100"),
+        ("--preset paper --dataset folder --data .", "has settings for cifar100"),
+        ("--device nonsense", "--device nonsense"),
+        ("--precision fp16 --device cpu", "needs a GPU"),
+    ],
+)
+def test_wrong_options_end_with_a_message_before_any_training(options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(LUCIR(), options.split())
+    assert end.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
+    options = [*TINY, "--fixed-alpha", "--upper-bound", "--output", "out", "--tensorboard"]
+    results = main(LUCIR(), options)
+
+    assert [result.arm for result in results] == [
+        "plain",
+        "AANets, learned α",
+        "AANets, fixed α",
+        "upper bound",
+    ]
+    assert len({tuple(result.head[0].items()) for result in map(first_only, results)}) == 1
+    out = tmp_path / "out"
+    names = {"accuracy.png", "alpha.png", "summary.md"}
+    runs = {"plain-0", "learned-0", "fixed-0", "joint-0"}
+    assert {path.name for path in out.iterdir()} == names | runs
+    assert list((out / "plain-0" / "tensorboard").iterdir())
+    for arm, moved in (("learned", True), ("fixed", False)):
+        with open(out / f"{arm}-0" / "alpha.csv", encoding="utf-8") as file:
+            assert any(row["alpha_0"] != "0.5" for row in csv.DictReader(file)) == moved
+    table = capsys.readouterr().out.split("\n| arm")[1:]
+    assert len(table) == 2
+
+    stamp = (out / "plain-0" / "checkpoint" / "phase.pt").stat().st_mtime_ns
+    assert main(LUCIR(), [*options, "--resume"]) == results
+    assert capsys.readouterr().out.split("\n| arm")[1:] == table
+    assert (out / "plain-0" / "checkpoint" / "phase.pt").stat().st_mtime_ns == stamp
+
+    for more, message in (
+        ([], "holds runs already"),
+        (["--resume", "--lr", "1"], "other settings"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(LUCIR(), [*options, *more])
+        assert end.value.code == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def first_only(result):
+    """With the first phase's accuracy alone: all arms share it."""
+    kept = [{"all": result.head[0]["all"]}]
+    return dataclasses.replace(result, classes=result.classes[:1], head=kept, nearest_mean=None)
+
+
+def test_several_seeds_of_the_plain_network_and_a_memory_in_total(tmp_path, capsys):
+    small = ["--phases", "1", "--epochs", "1", "--images-per-class", "4", "--memory-total", "20"]
+    results = main(PODNet(finetune_epochs=1), [*small, "--no-aanet", "--seeds", "3", "4"])
+
+    assert [(result.arm, result.seed) for result in results] == [("plain", 3), ("plain", 4)]
+    assert results[0].head != results[1].head
+    assert not (tmp_path / "runs" / "podnet" / "alpha.png").exists()
+    assert "| 2 |" in " ".join(capsys.readouterr().out.split())  # seeds of an arm
+
+
+@pytest.mark.parametrize(("method", "shares"), [(LUCIR(), True), (PODNet(), False)])
+def test_joint_training_starts_from_a_first_phase_like_its_own(method, shares):
+    plain, joint = arms_of(method, None, upper_bound=True).values()
+    assert same_start(plain, joint) == shares
+    assert same_start(plain, plain)

@@ -1,0 +1,455 @@
+"""Tables, curves and the page after runs, from made-up numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import sys
+
+import pytest
+
+from aanets_plugin import ConfigurationError
+from aanets_plugin.experiments import results as report
+from aanets_plugin.experiments.results import (
+    Result,
+    paired_table,
+    plot_accuracy,
+    results_table,
+    write_summary,
+)
+
+CLASSES = [50, 60, 70]
+LEARNED, FIXED = "AANets, learned α", "AANets, fixed α"
+
+
+def metrics(accuracies, **last):
+    """Of each phase; `last` changes some of the last phase."""
+    phases = []
+    for phase, accuracy in enumerate(accuracies):
+        phases.append(
+            {
+                "all": accuracy,
+                "old": accuracy - 5 if phase else None,
+                "new": accuracy + 10,
+                "base": accuracy - 7,
+                "by_phase": [accuracy] * (phase + 1),
+                "average": sum(accuracies[: phase + 1]) / (phase + 1),
+                "forgetting": 3.0 * phase if phase else None,
+            }
+        )
+    phases[-1].update(last)
+    return phases
+
+
+def run(arm, seed, head, means=None):
+    return Result(arm, seed, CLASSES, metrics(head), means and metrics(means))
+
+
+@pytest.fixture
+def results():
+    """Averages by head: plain 60, 62, 61; learned 63, 66, 63; fixed (one seed) 59; upper bound 72.
+    By nearest mean: plain 58, 60, 59; learned 59, 61, 60."""
+    return [
+        run(LEARNED, 0, [72, 63, 54], [68, 59, 50]),
+        run(LEARNED, 1, [75, 66, 57], [70, 61, 52]),
+        run(LEARNED, 2, [72, 63, 54], [69, 60, 51]),
+        run("upper bound", 0, [74, 72, 70]),
+        run("plain", 0, [70, 60, 50], [68, 58, 48]),
+        run("plain", 2, [71, 61, 51], [69, 59, 49]),
+        run("plain", 1, [72, 62, 52], [70, 60, 50]),
+        run(FIXED, 1, [70, 58, 49], [66, 60, 54]),
+    ]
+
+
+def table(text):
+    """Rows of cells, the header as the first, and what stands below the table."""
+    lines = text.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    assert set("".join(rows[1])) == {"-", ":"}, "the line that makes it a table"
+    assert {len(row) for row in rows} == {len(rows[0])}
+    return [rows[0], *rows[2:]], "\n".join(line for line in lines if not line.startswith("|"))
+
+
+def rows_by(text):
+    (header, *rows), _ = table(text)
+    return {(row[0], row[1]): dict(zip(header[2:], row[2:], strict=True)) for row in rows}
+
+
+# --- results_table
+
+
+def test_a_row_has_mean_and_half_range_over_the_seeds_and_the_last_phase(results):
+    """Learned: 63, 66, 63: mean 64, half the range 1.5; last phase 54, 57, 54."""
+    row = rows_by(results_table(results))[LEARNED, "head"]
+    assert row == {
+        "average": "64.00 ± 1.50",
+        "last phase": "55.00 ± 1.50",
+        "old": "50.00",
+        "new": "65.00",
+        "base": "48.00",
+        "forgetting": "6.00",
+        "seeds": "3",
+    }
+
+
+def test_each_arm_by_each_rule_has_a_row_with_the_plain_network_first(results):
+    (_, *rows), _ = table(results_table(results))
+    assert [row[:2] for row in rows] == [
+        ["plain", "head"],
+        [LEARNED, "head"],
+        [FIXED, "head"],
+        ["upper bound", "head"],
+        ["plain", "nearest mean"],
+        [LEARNED, "nearest mean"],
+        [FIXED, "nearest mean"],
+    ]
+
+
+def test_one_seed_has_no_spread(results):
+    rows = rows_by(results_table(results))
+    assert rows[FIXED, "head"]["average"] == "59.00"
+    assert rows[FIXED, "nearest mean"]["average"] == "60.00"
+    _, caption = table(results_table(results))
+    assert "± half the range over seeds" in caption
+    _, alone = table(results_table(results[:1]))
+    assert "one seed" in alone
+    assert "±" not in alone
+
+
+def test_the_reported_rule_comes_first_in_bold(results):
+    text = results_table(results, reported="nearest_mean")
+    (_, *rows), caption = table(text)
+    assert [row[1] for row in rows] == ["nearest mean"] * 3 + ["head"] * 4
+    for row in rows:
+        assert row[2].startswith("**") == (row[1] == "nearest mean")
+    assert rows_by(text)["plain", "nearest mean"]["average"] == "**59.00 ± 1.00**"
+    assert "Bold: by nearest mean" in caption
+    assert "*" not in results_table(results)
+
+
+def test_a_base_phase_alone_has_no_old_classes():
+    only = Result("plain", 0, [50], metrics([70.0]))
+    row = rows_by(results_table([only]))["plain", "head"]
+    assert (row["old"], row["forgetting"], row["last phase"]) == ("–", "–", "70.00")
+
+
+def test_tables_are_aligned_as_plain_text(results):
+    for text in (results_table(results, reported="head"), paired_table(results)):
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        assert len({len(line) for line in lines}) == 1
+        ends = [[match.start() for match in re.finditer(r"\|", line)] for line in lines]
+        assert all(end == ends[0] for end in ends)
+
+
+def test_a_bar_in_a_name_does_not_end_its_cell():
+    text = results_table([run("a|b", 0, [3, 2, 1])])
+    assert r"| a\|b |" in text
+
+
+# --- paired_table
+
+
+def test_differences_are_between_runs_of_the_same_seed(results):
+    """Learned - plain: 3, 4, 2. Mean 3, standard deviation 1, t(2) = 4.302653: 3 ± 2.484."""
+    row = rows_by(paired_table(results))[LEARNED, "head"]
+    assert row == {"difference to plain": "+3.00", "95% interval": "+0.52 to +5.48", "seeds": "3"}
+    constant = rows_by(paired_table(results))[LEARNED, "nearest mean"]
+    assert constant["95% interval"] == "+1.00 to +1.00"
+
+
+def test_the_order_of_the_results_does_not_matter_and_the_seeds_do(results):
+    assert rows_by(paired_table(results[::-1])) == rows_by(paired_table(results))
+    swapped = [
+        Result(r.arm, {0: 1, 1: 0}.get(r.seed, r.seed), r.classes, r.head, r.nearest_mean)
+        if r.arm == "plain"
+        else r
+        for r in results
+    ]
+    row = rows_by(paired_table(swapped))[LEARNED, "head"]
+    assert row["difference to plain"] == "+3.00"
+    assert row["95% interval"] != rows_by(paired_table(results))[LEARNED, "head"]["95% interval"]
+
+
+def test_one_seed_has_a_difference_and_no_interval(results):
+    """Fixed ran with seed 1 only: 59 - 62 by head, 60 - 60 by nearest mean."""
+    rows = rows_by(paired_table(results))
+    assert rows[FIXED, "head"] == {
+        "difference to plain": "-3.00",
+        "95% interval": "one seed, no interval",
+        "seeds": "1",
+    }
+    assert rows[FIXED, "nearest mean"]["difference to plain"] == "+0.00"
+
+
+def test_a_loss_too_small_to_print_has_no_minus():
+    results = [run("plain", 0, [3, 3, 3]), run("new", 0, [3, 3, 2.997])]
+    assert rows_by(paired_table(results))["new", "head"]["difference to plain"] == "+0.00"
+    results[1] = run("new", 0, [3, 3, 2.7])
+    assert rows_by(paired_table(results))["new", "head"]["difference to plain"] == "-0.10"
+
+
+def test_seeds_that_only_one_arm_has_are_not_compared():
+    results = [run("plain", 0, [3, 3, 3]), run("new", 1, [9, 9, 9])]
+    row = rows_by(paired_table(results))["new", "head"]
+    assert row == {
+        "difference to plain": "–",
+        "95% interval": "no seed in common",
+        "seeds": "0",
+    }
+    row = rows_by(paired_table([*results, run("new", 0, [4, 4, 4])]))["new", "head"]
+    assert (row["difference to plain"], row["seeds"]) == ("+1.00", "1")
+
+
+def test_another_arm_can_be_the_reference_and_has_no_row(results):
+    rows = rows_by(paired_table(results, FIXED))
+    assert (FIXED, "head") not in rows
+    assert rows["plain", "head"]["difference to AANets, fixed α"] == "+3.00"
+
+
+def test_a_rule_that_one_side_lacks_is_left_out(results):
+    assert ("upper bound", "head") in rows_by(paired_table(results))
+    assert ("upper bound", "nearest mean") not in rows_by(paired_table(results))
+    assert {rule for _, rule in rows_by(paired_table(results, "upper bound"))} == {"head"}
+
+
+def test_the_reported_rule_comes_first_in_bold_when_paired(results):
+    (_, *rows), _ = table(paired_table(results, reported="nearest_mean"))
+    assert rows[0][:3] == [LEARNED, "nearest mean", "**+1.00**"]
+    assert rows[-1][1] == "head"
+    assert "*" not in rows[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.706205), (2, 4.302653), (3, 3.182446), (4, 2.776445), (9, 2.262157), (30, 2.042272)],
+)
+def test_quantiles_are_those_of_the_printed_tables(freedom, quantile):
+    assert report._student(freedom) == pytest.approx(quantile, abs=1e-6)
+
+
+def test_quantiles_agree_with_scipy_at_any_number_of_seeds():
+    special = pytest.importorskip("scipy.special")
+    for freedom in [*range(1, 40), 199]:
+        assert report._student(freedom) == pytest.approx(special.stdtrit(freedom, 0.975), rel=1e-9)
+        assert report._student(freedom, 0.8) == pytest.approx(
+            special.stdtrit(freedom, 0.9), rel=1e-9
+        )
+
+
+def test_an_interval_of_many_seeds_is_narrower():
+    """t and √n both shrink: 3 seeds against 12 with the same standard deviation."""
+
+    def width(seeds):
+        results = [run("plain", s, [0, 0, 0]) for s in range(seeds)]
+        results += [run("new", s, [s % 3, s % 3, s % 3]) for s in range(seeds)]
+        interval = rows_by(paired_table(results))["new", "head"]["95% interval"]
+        low, high = map(float, interval.split(" to "))
+        return high - low
+
+    assert width(12) < width(3) / 2
+    assert math.isfinite(width(200))
+
+
+# --- plot_accuracy
+
+
+@pytest.fixture
+def axes(results):
+    pytest.importorskip("matplotlib")
+    return plot_accuracy(results).axes[0]
+
+
+def curves(axes):
+    return {line.get_label().rsplit(" (", 1)[0]: line for line in axes.lines}
+
+
+def test_a_curve_is_the_mean_over_seeds_at_the_classes_seen(axes):
+    assert list(curves(axes)) == ["plain", LEARNED, FIXED, "upper bound"]
+    learned = curves(axes)[LEARNED]
+    assert list(learned.get_xdata()) == CLASSES
+    assert list(learned.get_ydata()) == [73, 64, 55]
+    assert learned.get_label().endswith("(64.0)")
+    assert axes.get_ylabel() == "accuracy on all classes seen (%)"
+
+
+def test_a_band_is_the_range_over_seeds_and_one_seed_has_none(axes):
+    bands = [band.get_paths()[0].vertices for band in axes.collections]
+    assert len(bands) == 2, "plain and learned, not the arms with one seed"
+    at_60 = sorted({y for x, y in bands[1] if x == 60})
+    assert at_60 == [63, 66]
+
+
+def test_the_other_rule_has_other_curves(results, axes):
+    other = curves(plot_accuracy(results, rule="nearest_mean").axes[0])
+    assert list(other) == ["plain", LEARNED, FIXED]
+    assert list(other["plain"].get_ydata()) == [69, 59, 49]
+    assert list(curves(axes)["plain"].get_ydata()) == [71, 61, 51]
+
+
+def test_plain_is_grey_the_upper_bound_dashed_and_aanets_in_colour(axes):
+    from matplotlib.colors import to_rgb
+
+    lines = curves(axes)
+    assert {arm: line.get_linestyle() for arm, line in lines.items()} == {
+        "plain": "-",
+        LEARNED: "-",
+        FIXED: "-",
+        "upper bound": "--",
+    }
+    shades = {arm: len(set(to_rgb(line.get_color()))) for arm, line in lines.items()}
+    assert shades["plain"] == shades["upper bound"] == 1
+    assert min(shades[LEARNED], shades[FIXED]) > 1
+    assert len({line.get_color() for line in lines.values()}) == 4
+    assert len({line.get_marker() for line in lines.values()}) == 4
+
+
+def test_an_arm_keeps_its_colour_when_others_are_missing(results, axes):
+    alone = plot_accuracy([r for r in results if r.arm == FIXED]).axes[0]
+    assert curves(alone)[FIXED].get_color() == curves(axes)[FIXED].get_color()
+
+
+@pytest.mark.parametrize(("phases", "step"), [(1, 1), (3, 1), (11, 1), (12, 2), (24, 3), (26, 5)])
+def test_ticks_stand_at_phases_and_the_last_one_is_labelled(phases, step):
+    pytest.importorskip("matplotlib")
+    classes = [50 + 2 * phase for phase in range(phases)]
+    result = Result("plain", 0, classes, metrics([float(90 - i) for i in range(phases)]))
+    axes = plot_accuracy([result]).axes[0]
+    ticks = list(axes.get_xticks())
+    assert ticks == classes[::-1][::step][::-1]
+    assert sorted({*ticks, *axes.get_xticks(minor=True)}) == classes
+    axes.figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_xticklabels()] == [str(tick) for tick in ticks]
+
+
+def test_the_legend_covers_no_curve(results):
+    pytest.importorskip("matplotlib")
+    figure = plot_accuracy(results, title="CIFAR-100")
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert not box.overlaps(figure.axes[0].get_tightbbox())
+    assert figure.bbox.containsx(box.x0)
+    assert figure.bbox.containsx(box.x1)
+    assert figure.bbox.containsy(box.y0)
+
+
+def test_a_picture_is_written_if_a_path_is_given(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot_accuracy(results)
+    assert list(tmp_path.iterdir()) == []
+    plot_accuracy(results, tmp_path / "accuracy.png", title="any")
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- write_summary
+
+
+def test_the_page_has_heading_command_notes_and_both_tables(results, tmp_path):
+    path = tmp_path / "summary.md"
+    options = {"reported": "nearest_mean", "notes": ["one core", "two"]}
+    write_summary(path, results, heading="LUCIR", command="python run.py --seeds 3", **options)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# LUCIR\n\n```\npython run.py --seeds 3\n```\n\n- one core\n- two\n\n")
+    assert results_table(results, reported="nearest_mean") in text
+    assert paired_table(results, reported="nearest_mean") in text
+
+
+def test_pictures_are_shown_where_they_exist(results, tmp_path):
+    path = tmp_path / "summary.md"
+    write_summary(path, results, heading="h", command="c")
+    assert ".png" not in path.read_text(encoding="utf-8")
+    (tmp_path / "alpha.png").touch()
+    write_summary(path, results, heading="h", command="c")
+    assert "(alpha.png)" in path.read_text(encoding="utf-8")
+    assert "(accuracy.png)" not in path.read_text(encoding="utf-8")
+    (tmp_path / "accuracy.png").touch()
+    write_summary(path, results, heading="h", command="c")
+    assert "(accuracy.png)" in path.read_text(encoding="utf-8")
+
+
+def test_a_page_without_a_plain_network_compares_nothing(results, tmp_path):
+    path = tmp_path / "summary.md"
+    for kept in (LEARNED, "plain"):
+        write_summary(path, [r for r in results if r.arm == kept], heading="h", command="c")
+        text = path.read_text(encoding="utf-8")
+        assert kept in text
+        assert "Against" not in text
+    write_summary(path, results, heading="h", command="c")
+    assert "Against the plain network" in path.read_text(encoding="utf-8")
+
+
+def test_a_page_that_cannot_be_finished_leaves_the_old_one(results, tmp_path, monkeypatch):
+    path = tmp_path / "summary.md"
+    write_summary(path, results, heading="old", command="c")
+    before = path.read_bytes()
+
+    def fails(*_):
+        raise OSError("disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="disk"):
+            write_summary(path, results, heading="new", command="c")
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.md"]
+    write_summary(path, results, heading="new", command="c")
+    assert path.read_bytes() != before
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.md"]
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("make", [results_table, paired_table, plot_accuracy])
+def test_results_that_do_not_fit_together_are_refused(make, results):
+    make(results)
+    with pytest.raises(ConfigurationError, match="no results"):
+        make([])
+    with pytest.raises(ConfigurationError, match="two results of 'plain' with seed 2"):
+        make([*results, results[5]])
+    other = Result("plain", 7, [10, 20, 30], metrics([3, 2, 1]))
+    with pytest.raises(ConfigurationError, match=r"classes=\[10, 20, 30\]"):
+        make([*results, other])
+
+
+def test_a_result_needs_metrics_of_each_phase():
+    with pytest.raises(ConfigurationError, match="seed 4: 2 metrics in head"):
+        Result("plain", 4, CLASSES, metrics([2, 1]))
+    with pytest.raises(ConfigurationError, match="1 metrics in nearest_mean"):
+        Result("plain", 4, CLASSES, metrics([3, 2, 1]), metrics([1]))
+    with pytest.raises(ConfigurationError, match="at least one phase"):
+        Result("plain", 4, [], [])
+
+
+def test_unknown_names_are_refused(results):
+    with pytest.raises(ConfigurationError, match=r"reference='icarl'.*'plain'"):
+        paired_table(results, "icarl")
+    with pytest.raises(ConfigurationError, match="nothing to compare with 'plain'"):
+        paired_table([results[4]])
+    with pytest.raises(ConfigurationError, match=r"rule='nme'.*nearest_mean"):
+        plot_accuracy(results, rule="nme")
+    with pytest.raises(ConfigurationError, match="reported='nme'"):
+        results_table(results, reported="nme")
+    with pytest.raises(ConfigurationError, match="rule='nearest_mean'"):
+        plot_accuracy([results[3]], rule="nearest_mean")
+
+
+def test_tables_and_pages_need_no_matplotlib(results, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    spec = importlib.util.spec_from_file_location("fresh_report", report.__file__)
+    fresh = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, fresh)
+    spec.loader.exec_module(fresh)
+    assert fresh.results_table(results) == results_table(results)
+    fresh.write_summary(tmp_path / "summary.md", results, heading="h", command="c")
+    with pytest.raises(ImportError, match="matplotlib"):
+        fresh.plot_accuracy(results)
+
+
+def test_a_plot_keeps_off_the_global_state_of_pyplot(results, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    assert plot_accuracy(results).axes

@@ -1,0 +1,128 @@
+"""Class orders and splits into phases, and the scenarios made of them."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+
+from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.experiments import splits
+from aanets_plugin.experiments.datasets import Data, load_data, scenarios
+from aanets_plugin.experiments.splits import check_split, paper_order
+from tests.experiments.datasets_setup import arrays
+
+# The order that class-incremental papers since iCaRL learn CIFAR-100 in.
+PUBLISHED_ORDER = [68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89, 3, 92, 55, 9, 26, 80, 43, 38]
+
+
+def test_half_of_the_classes_come_first_in_the_order_of_the_paper():
+    data = load_data("digits")
+    order = paper_order("digits", 10)
+    for scenario, dataset in zip(scenarios(data, phases=5), (data.train, data.test), strict=True):
+        assert [phase.get_classes().tolist() for phase in scenario] == [
+            [0, 1, 2, 3, 4],
+            [5],
+            [6],
+            [7],
+            [8],
+            [9],
+        ]
+        x, y = arrays(dataset)
+        for phase, classes in ((0, order[:5]), (5, order[9:])):
+            expected = x[np.isin(y, classes)]
+            assert np.array_equal(scenario[phase].get_raw_samples()[0], expected)
+        other = x[np.isin(y, range(5))]
+        assert not np.array_equal(scenario[0].get_raw_samples()[0], other)
+
+
+def test_an_order_of_ones_own_is_kept_in_both():
+    order = [9, 1, 8, 2, 7, 3, 6, 4, 5, 0]
+    for given in (order, np.array(order), torch.tensor(order)):
+        for scenario in scenarios(load_data("digits"), base_classes=4, phases=3, order=given):
+            assert scenario.increments == [4, 2, 2, 2]
+            found = scenario.get_original_targets(scenario[1].get_classes())
+            assert found.tolist() == [7, 3]
+
+
+def test_training_is_augmented_and_testing_is_not():
+    train, test = scenarios(load_data("digits"), phases=1)
+    torch.manual_seed(0)
+    assert len({tuple(train[0][0][0].flatten().tolist()) for _ in range(20)}) > 1
+    assert len({tuple(test[0][0][0].flatten().tolist()) for _ in range(20)}) == 1
+
+
+def test_the_order_of_the_paper_is_the_published_one():
+    assert paper_order("cifar100", 100)[:20] == PUBLISHED_ORDER
+    assert paper_order("cifar100", 100, seed=1994)[:20] != PUBLISHED_ORDER
+    assert sorted(paper_order("imagenet", 1000)) == list(range(1000))
+
+
+def test_the_global_state_of_numpy_is_left_alone():
+    def after(action):
+        np.random.seed(7)
+        action()
+        return np.random.random()
+
+    untouched = after(lambda: None)
+    assert after(lambda: scenarios(load_data("digits", per_class=3), phases=5)) == untouched
+    assert after(lambda: np.random.shuffle(np.arange(10))) != untouched
+
+
+def test_the_papers_splits():
+    assert check_split(100, phases=25) == [50] + [2] * 25
+    assert check_split(1000, phases=5) == [500] + [100] * 5
+    assert check_split(100, base_classes=0, phases=10) == [10] * 10
+
+
+@pytest.mark.parametrize(
+    ("classes", "split", "parts"),
+    [
+        (100, {"phases": 7}, ["phases=7", "50 classes", "1, 2, 5, 10, 25, 50"]),
+        (10, {"base_classes": 4, "phases": 4}, ["phases=4", "6 classes", "1, 2, 3, 6"]),
+        (10, {"base_classes": 0, "phases": 3}, ["the 10 classes;", "1, 2, 5, 10"]),
+        (7, {"phases": 1}, ["7 classes have no half", "4, with phases one of 1, 3"]),
+        (1, {"phases": 1}, ["base_classes=0 with phases=1"]),
+        (10, {"base_classes": 10, "phases": 1}, ["base_classes=10", "from 0 to 9"]),
+        (10, {"base_classes": -2, "phases": 1}, ["base_classes=-2"]),
+        (10, {"base_classes": 2.5, "phases": 1}, ["base_classes=2.5"]),
+        (10, {"phases": 0}, ["phases=0", "at least 1"]),
+        (10, {"phases": True}, ["phases=True"]),
+        (0, {"phases": 1}, ["classes=0"]),
+    ],
+)
+def test_an_impossible_split_says_what_would_do(classes, split, parts):
+    with pytest.raises(ConfigurationError) as caught:
+        check_split(classes, **split)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_the_split_is_checked_before_the_data_is_touched():
+    data = Data("mine", None, None, [], [], (3, 8, 8), 10)
+    with pytest.raises(ConfigurationError, match="phases=4"):
+        scenarios(data, phases=4)
+
+
+@pytest.mark.parametrize(
+    ("order", "parts"),
+    [
+        (range(9), ["missing: 9"]),
+        ([0, 0, *range(2, 10)], ["missing: 1", "more than once: 0"]),
+        ([*range(9), 10], ["missing: 9", "no class: 10"]),
+        ([*range(9), 9.5], ["no class: 9.5"]),
+        ("0123456789", ["no class: 0, 1"]),
+        ([], ["missing: 0, 1"]),
+    ],
+)
+def test_something_else_than_an_order_of_the_classes_is_refused(order, parts):
+    with pytest.raises(ConfigurationError) as caught:
+        scenarios(load_data("digits"), phases=5, order=order)
+    parts = [*parts, "10 classes of digits"]
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(splits).attempted
+    assert not doctest.testmod(splits).failed
