@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from aanets_plugin.bilevel import AlphaRecord, BilevelStrategy
 from aanets_plugin.budget import MemoryBudget, Profile, profile, profile_table
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet, freeze_base, thaw_base
 from aanets_plugin.errors import (
     AANetError,
@@ -34,6 +35,7 @@ else:  # the modules of these names, which can be called like the functions
 __version__ = "0.1.0"
 
 __all__ = [
+    "AANetConfig",
     "AANetError",
     "AdaptiveLevel",
     "AlphaRecord",

@@ -10,9 +10,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import nn
 from aanets_plugin.alpha_gradient import LossFunction, cross_entropy, mean_gradients, unwrapped
 from aanets_plugin.alpha_step import NormalizedStep, PlainStep
 from aanets_plugin.attach import Attachment, LoaderSource
+from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.convert import freeze_base, thaw_base
 from aanets_plugin.errors import (
     ConfigurationError,
@@ -42,16 +43,6 @@ class AlphaRecord:
     level: str
     weights: tuple[float, ...]
     loss: float | None
-
-
-def check_learning(lr: float, momentum: float, max_batches: int | None) -> None:
-    """Refuse what α cannot learn with."""
-    if lr < 0 or not math.isfinite(lr):
-        raise ConfigurationError(f"lr={lr}: expected a number that is not negative.")
-    if not 0 <= momentum < 1:
-        raise ConfigurationError(f"momentum={momentum}: expected a number in [0, 1).")
-    if max_batches is not None and max_batches < 1:
-        raise ConfigurationError(f"max_batches={max_batches}: expected at least 1, or None.")
 
 
 class BilevelStrategy:
@@ -89,14 +80,15 @@ class BilevelStrategy:
         self,
         model: nn.Module,
         *,
-        lr: float = 0.03,
-        momentum: float = 0.0,
-        normalize: bool = True,
+        lr: float = DEFAULTS.lr,
+        momentum: float = DEFAULTS.momentum,
+        normalize: bool = DEFAULTS.normalize,
+        schedule: Callable[[int], float] | None = DEFAULTS.schedule,
+        update_base: bool = DEFAULTS.update_base,
+        max_batches: int | None = DEFAULTS.max_batches,
         loss_fn: LossFunction | None = None,
         base_phase: bool = True,
-        update_base: bool = False,
-        schedule: Callable[[int], float] | None = None,
-        max_batches: int | None = None,
+        first_phase: int = 0,
     ) -> None:
         self.model = unwrapped(model)
         if not levels(self.model):
@@ -104,7 +96,7 @@ class BilevelStrategy:
                 f"{type(self.model).__name__} has no adaptive levels, so there is no α to learn. "
                 f"Call convert_to_aanet(model) first."
             )
-        check_learning(lr, momentum, max_batches)
+        AANetConfig(lr=lr, momentum=momentum, max_batches=max_batches)  # checks the values
         self.lr = lr
         self.loss_fn = loss_fn or cross_entropy
         self.base_phase = base_phase
@@ -112,7 +104,7 @@ class BilevelStrategy:
         self.schedule = schedule
         self.max_batches = max_batches
         self.step = (NormalizedStep if normalize else PlainStep)(momentum)
-        self.phase = -1
+        self.phase_index = first_phase - 1
         self.epoch = 0
         self.in_phase = False
         self.history: list[AlphaRecord] = []
@@ -121,6 +113,12 @@ class BilevelStrategy:
             thaw_base(self.model)
         elif not levels(self.model)[0].base_frozen:
             freeze_base(self.model)
+
+    @classmethod
+    def from_config(cls, model: nn.Module, config: AANetConfig, **options: Any) -> BilevelStrategy:
+        """The strategy that `config` describes; `options` are `loss_fn` and those below it."""
+        make = cls.official if config.official else cls
+        return make(model, **config.learning, **options)
 
     @classmethod
     def official(cls, model: nn.Module, **options: Any) -> BilevelStrategy:
@@ -134,12 +132,29 @@ class BilevelStrategy:
     def begin_phase(self) -> None:
         """Start the next phase: α and its steps go on from where they are, momentum starts anew."""
         if self.in_phase:
-            raise PhaseError(f"phase {self.phase} has not ended: call end_phase() first.")
-        self.phase += 1
+            raise PhaseError(f"phase {self.phase_index} has not ended: call end_phase() first.")
+        self.phase_index += 1
         self.epoch = 0
         self.in_phase = True
         self.step.begin_phase()
         self._phase_changed()
+
+    @contextmanager
+    def phase(self) -> Iterator[BilevelStrategy]:
+        """A phase as a `with` block: `begin_phase` at its start, `end_phase` at its end.
+
+        If the block raises an error, the phase stays open and θ_base is not frozen.
+
+            with bilevel.phase():
+                train(model)
+        """
+        self.begin_phase()
+        try:
+            yield self
+        except BaseException:
+            self.detach()
+            raise
+        self.end_phase()
 
     def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None:
         """Update α once, on all of `balanced_loader`; returns the loss there before the update.
@@ -155,14 +170,14 @@ class BilevelStrategy:
             if self.learns_alpha:
                 if balanced_loader is None:
                     raise ConfigurationError(
-                        f"after_epoch() in phase {self.phase} needs the balanced loader: exemplars "
-                        f"of the old classes and as many samples of each new one (balanced_subset)."
+                        f"after_epoch() in phase {self.phase_index} needs a balanced loader. Pass "
+                        f"one over balanced_subset(new_data, exemplars)."
                     )
                 loss = self._update(self._batches(balanced_loader))
             for level in levels(self.model):
                 assert level.alpha is not None
                 weights = tuple(level.alpha.tolist())
-                record = AlphaRecord(self.phase, self.epoch, level.name, weights, loss)
+                record = AlphaRecord(self.phase_index, self.epoch, level.name, weights, loss)
                 self.history.append(record)
         self.epoch += 1
         return loss
@@ -186,7 +201,7 @@ class BilevelStrategy:
 
     @property
     def in_base_phase(self) -> bool:
-        return self.base_phase and self.phase <= 0
+        return self.base_phase and self.phase_index <= 0
 
     @property
     def learns_alpha(self) -> bool:
@@ -242,7 +257,7 @@ class BilevelStrategy:
         """All there is to go on from here, but for the model's own state_dict, which has α."""
         return {
             "levels": [level.name for level in levels(self.model)],
-            "phase": self.phase,
+            "phase": self.phase_index,
             "epoch": self.epoch,
             "in_phase": self.in_phase,
             "step": self.step.state_dict(),
@@ -256,9 +271,9 @@ class BilevelStrategy:
             raise ConfigurationError(
                 f"the state is of a model with levels {state.get('levels')}, this one has {names}."
             )
-        self.phase, self.epoch = state["phase"], state["epoch"]
+        self.phase_index, self.epoch = state["phase"], state["epoch"]
         self.in_phase = state["in_phase"]
-        base_is_over = not self.in_base_phase or (self.phase == 0 and not self.in_phase)
+        base_is_over = not self.in_base_phase or (self.phase_index == 0 and not self.in_phase)
         if base_is_over and not levels(self.model)[0].base_frozen:
             freeze_base(self.model)
         self.step.load_state_dict(state["step"])
@@ -275,7 +290,7 @@ class BilevelStrategy:
         try:
             loss, gradients = mean_gradients(self.model, self.loss_fn, batches)
         except NonFiniteLossError as error:
-            where = f"in phase {self.phase}, epoch {self.epoch}"
+            where = f"in phase {self.phase_index}, epoch {self.epoch}"
             raise NonFiniteLossError(f"{where}: {error}") from None
         with torch.no_grad():
             for level, gradient in zip(levels(self.model), gradients, strict=True):
@@ -301,7 +316,7 @@ class BilevelStrategy:
         phi = [layer.phi for layer in scaled_layers(self.model) if layer.phi.requires_grad]
         if phi and all(bool((p == 1).all()) for p in phi):
             warnings.warn(
-                f"the scaling weights φ did not move in phase {self.phase}. The optimizer does not "
-                f"have them: build it after begin_phase(), or from parameter_groups(model).",
+                f"φ did not move in phase {self.phase_index}, so the optimizer does not have it. "
+                f"Build the optimizer after begin_phase().",
                 stacklevel=3,
             )

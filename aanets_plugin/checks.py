@@ -1,4 +1,4 @@
-"""Arguments as they should be; an error where they are not."""
+"""Argument validation."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from aanets_plugin.errors import ConfigurationError
 
 
 def integer(value: Any) -> int | None:
-    """The integer that `value` is, numpy's and torch's included; None for anything else."""
+    """`value` as an int if it is an integer of Python, numpy or torch, otherwise None."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
 
 
-def positive(value: Any, name: str, what: str) -> int:
-    """An integer of at least 1: the number of `what`."""
+def positive(value: Any, name: str) -> int:
+    """`value` as an int; an error that calls it `name` unless it is an integer ≥ 1."""
     number = integer(value)
     if number is None or number < 1:
-        raise ConfigurationError(
-            f"{name}={value!r}; expected an integer of at least 1; pass the number of {what}"
-        )
+        raise ConfigurationError(f"{name}={value!r}: must be an integer ≥ 1.")
     return number

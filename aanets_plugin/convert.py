@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.errors import AlreadyConvertedError, ConfigurationError, UnsupportedModelError
 from aanets_plugin.levels import AdaptiveLevel, Branches, PairedStem, levels
 from aanets_plugin.scaling import KERNEL_LAYERS, RULES, release
@@ -16,7 +17,6 @@ from aanets_plugin.stages import common_parent, find_stages, find_stem
 
 Model = TypeVar("Model", bound=nn.Module)
 
-STEMS = ("stable", "plastic", "paired")
 _STEM_RULE = "_aanet_stem_rule"
 """The attribute of a shared stem module that tells how it learns once θ_base is frozen."""
 
@@ -24,10 +24,10 @@ _STEM_RULE = "_aanet_stem_rule"
 def convert_to_aanet(
     model: Model,
     *,
-    blocks: Sequence[str] = ("all", "scaling"),
-    stem: str = "stable",
-    stages: Sequence[str] | None = None,
-    alpha: Sequence[float] | None = None,
+    blocks: Sequence[str] = DEFAULTS.blocks,
+    stem: str = DEFAULTS.stem,
+    stages: Sequence[str] | None = DEFAULTS.stages,
+    alpha: Sequence[float] | None = DEFAULTS.alpha,
 ) -> Model:
     """Turn every residual stage of `model` into an adaptive level, in place; returns `model`.
 
@@ -51,8 +51,9 @@ def convert_to_aanet(
         >>> [level.name for level in levels(net)]
         ['layer1', 'layer2', 'layer3', 'layer4']
     """
-    blocks, initial = _check_options(blocks, stem, alpha)
-    names = _check_model(model, stages)
+    config = AANetConfig(blocks=blocks, stem=stem, stages=stages, alpha=alpha)
+    blocks = tuple(config.blocks)
+    names = _check_model(model, config.stages)
     stem_names = find_stem(model, names[0])
     _check_kernels(model, names, stem_names, blocks, stem)
 
@@ -62,7 +63,7 @@ def convert_to_aanet(
             name,
             model.get_submodule(name),
             blocks,
-            initial,
+            config.initial_alpha,
             after_paired_stem=paired and name == names[0],
         )
         for name in names
@@ -135,38 +136,6 @@ def _require_converted(model: nn.Module, what: str) -> None:
         )
 
 
-def _check_options(
-    blocks: Sequence[str], stem: str, alpha: Sequence[float] | None
-) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    kinds = ", ".join(map(repr, RULES))
-    if isinstance(blocks, str):
-        raise ConfigurationError(
-            f"blocks={blocks!r} is one string; give one entry per branch, as in ('all', 'scaling')."
-        )
-    blocks = tuple(blocks)
-    if not blocks:
-        raise ConfigurationError(f"blocks={blocks!r} is empty; give one entry per branch: {kinds}.")
-    for block in blocks:
-        if block not in RULES:
-            raise ConfigurationError(
-                f"blocks={blocks!r}: {block!r} is not a block type. Block types are {kinds}."
-            )
-    if stem not in STEMS:
-        raise ConfigurationError(f"stem={stem!r}: expected one of {', '.join(map(repr, STEMS))}.")
-    if alpha is None:
-        return blocks, (1 / len(blocks),) * len(blocks)
-    weights = tuple(float(weight) for weight in alpha)
-    if len(weights) != len(blocks):
-        raise ConfigurationError(
-            f"alpha={weights} has {len(weights)} weights for the {len(blocks)} branches {blocks}."
-        )
-    if not all(0 <= weight <= 1 for weight in weights) or abs(sum(weights) - 1) > 1e-6:
-        raise ConfigurationError(
-            f"alpha={weights} (sum {sum(weights):g}): the weights must be in [0, 1] and sum to one."
-        )
-    return blocks, weights
-
-
 def _check_model(model: nn.Module, stages: Sequence[str] | None) -> list[str]:
     """The names of the stages to convert, or an error; touches nothing."""
     if not isinstance(model, nn.Module):
@@ -195,13 +164,9 @@ def _check_model(model: nn.Module, stages: Sequence[str] | None) -> list[str]:
 
 
 def _check_stages(model: nn.Module, stages: Sequence[str], found: list[str]) -> list[str]:
-    if isinstance(stages, str):
-        raise ConfigurationError(f"stages={stages!r} is one string; give a list: [{stages!r}].")
     stages = list(stages)
     known = {name: module for name, module in model.named_modules() if name}
     hint = f" Stages found by themselves: {_quoted(found)}." if found else ""
-    if not stages:
-        raise ConfigurationError(f"stages={stages!r} is empty.{hint}")
     for stage in stages:
         if stage not in known:
             close = difflib.get_close_matches(str(stage), known, n=3)

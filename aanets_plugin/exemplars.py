@@ -92,7 +92,7 @@ def balanced_indices(
     tensor([2, 2, 2])
     """
     if per_class is not None:
-        per_class = positive(per_class, "per_class", "samples to take of each class")
+        per_class = positive(per_class, "per_class")
     labels = targets_of(targets)
     if len(labels) == 0:
         raise ConfigurationError(
@@ -181,7 +181,7 @@ def herd(features: torch.Tensor, k: int) -> torch.Tensor:
     tensor([1, 0])
     """
     _check_features(features)
-    k = positive(k, "k", "samples to take of each class")
+    k = positive(k, "k")
     if k > len(features):
         raise ConfigurationError(
             f"k={k} exemplars were asked of {len(features)} samples; lower k to at most "
@@ -200,7 +200,7 @@ def herd_classes(
     {3: 1, 7: 1}
     """
     _check_features(features)
-    k = positive(k, "k", "samples to take of each class")
+    k = positive(k, "k")
     labels = targets_of(targets)
     _check_length(labels, features, "targets")
     classes, counts = torch.unique(labels, return_counts=True)

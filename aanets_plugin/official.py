@@ -17,8 +17,11 @@ from torch import nn
 
 from aanets_plugin.alpha_gradient import alpha_alone
 from aanets_plugin.bilevel import BilevelStrategy
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
 from aanets_plugin.levels import levels
+
+_DEFAULTS = AANetConfig(official=True)
 
 
 class OfficialBilevel(BilevelStrategy):
@@ -32,8 +35,8 @@ class OfficialBilevel(BilevelStrategy):
         self,
         model: nn.Module,
         *,
-        lr: float = 1e-8,
-        momentum: float = 0.9,
+        lr: float = _DEFAULTS.lr,
+        momentum: float = _DEFAULTS.momentum,
         weight_decay: float = 5e-4,
         **options: Any,
     ) -> None:

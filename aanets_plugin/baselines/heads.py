@@ -68,7 +68,7 @@ class SplitCosineLinear(nn.Module):
 
     def __init__(self, in_features: int, old: int, new: int) -> None:
         super().__init__()
-        old, new = positive(old, "old", "classes"), positive(new, "new", "classes")
+        old, new = positive(old, "old"), positive(new, "new")
         self.in_features = in_features
         self.out_features = old + new
         self.fc1 = CosineScores(in_features, old)
@@ -112,7 +112,7 @@ def grow_cosine(
             f"head is a {type(head).__name__}; expected a CosineLinear or a SplitCosineLinear; "
             "a torch.nn.Linear grows with grow_linear"
         )
-    new_classes = positive(new_classes, "new_classes", "classes")
+    new_classes = positive(new_classes, "new_classes")
     expected = (new_classes, head.in_features)
     if imprint is not None and tuple(imprint.shape) != expected:
         raise ConfigurationError(
@@ -143,7 +143,7 @@ def grow_linear(head: nn.Linear, new_classes: int) -> nn.Linear:
             f"head is a {type(head).__name__}; expected a torch.nn.Linear; a cosine head grows "
             "with grow_cosine"
         )
-    new_classes = positive(new_classes, "new_classes", "classes")
+    new_classes = positive(new_classes, "new_classes")
     old = head.out_features
     grown = nn.Linear(
         head.in_features,

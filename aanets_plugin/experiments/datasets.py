@@ -103,9 +103,9 @@ def load_data(
         )
     random = random_state(seed)
     if per_class is not None:
-        per_class = positive(per_class, "per_class", "images to keep of each class")
+        per_class = positive(per_class, "per_class")
     if image_size is not None:
-        image_size = positive(image_size, "image_size", "pixels in height and width")
+        image_size = positive(image_size, "image_size")
     if name in _SIZES and image_size is not None:
         raise ConfigurationError(
             f"image_size={image_size} was given for {name}, whose images are {_SIZES[name]} pixels "

@@ -22,8 +22,8 @@ def check_split(classes: int, *, base_classes: int | None = None, phases: int) -
     >>> check_split(10, base_classes=0, phases=5)
     [2, 2, 2, 2, 2]
     """
-    classes = positive(classes, "classes", "classes of the dataset")
-    phases = positive(phases, "phases", "phases")
+    classes = positive(classes, "classes")
+    phases = positive(phases, "phases")
     if base_classes is None:
         if classes % 2:
             base = classes // 2 + 1
@@ -62,7 +62,7 @@ def paper_order(name: str, classes: int, seed: int = 1993) -> list[int]:
     >>> paper_order("cifar100", 100)[:5]
     [68, 56, 78, 8, 23]
     """
-    order = np.arange(positive(classes, "classes", f"classes of {name}"))
+    order = np.arange(positive(classes, "classes"))
     random_state(seed).shuffle(order)
     return [int(label) for label in order]
 

@@ -10,7 +10,8 @@ from avalanche.training.storage_policy import ExemplarsBuffer
 from torch import Tensor, nn
 
 from aanets_plugin.alpha_gradient import LossFunction, unwrapped
-from aanets_plugin.bilevel import BilevelStrategy, check_learning
+from aanets_plugin.bilevel import BilevelStrategy
+from aanets_plugin.config import DEFAULTS, EXEMPLARS_PER_CLASS, AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels
@@ -65,39 +66,40 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        blocks: Sequence[str] = ("all", "scaling"),
-        stem: str = "stable",
-        stages: Sequence[str] | None = None,
-        alpha: Sequence[float] | None = None,
-        lr: float = 0.03,
-        momentum: float = 0.0,
-        normalize: bool = True,
+        blocks: Sequence[str] = DEFAULTS.blocks,
+        stem: str = DEFAULTS.stem,
+        stages: Sequence[str] | None = DEFAULTS.stages,
+        alpha: Sequence[float] | None = DEFAULTS.alpha,
+        lr: float | None = None,
+        momentum: float | None = None,
+        normalize: bool = DEFAULTS.normalize,
+        official: bool = DEFAULTS.official,
+        schedule: Callable[[int], float] | None = DEFAULTS.schedule,
+        update_base: bool = DEFAULTS.update_base,
+        max_batches: int | None = DEFAULTS.max_batches,
+        per_class: int = EXEMPLARS_PER_CLASS,
         loss_fn: LossFunction | None = None,
         base_phase: bool = True,
-        update_base: bool = False,
-        schedule: Callable[[int], float] | None = None,
-        max_batches: int | None = None,
         storage_policy: ExemplarsBuffer | None = None,
-        per_class: int = 20,
         batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        check_learning(lr, momentum, max_batches)
-        self._conversion: dict[str, Any] = {
-            "blocks": blocks,
-            "stem": stem,
-            "stages": stages,
-            "alpha": alpha,
-        }
-        self._learning: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "normalize": normalize,
-            "base_phase": base_phase,
-            "update_base": update_base,
-            "schedule": schedule,
-            "max_batches": max_batches,
-        }
+        options: dict[str, Any] = dict(
+            blocks=blocks,
+            stem=stem,
+            stages=stages,
+            alpha=alpha,
+            lr=lr,
+            momentum=momentum,
+            normalize=normalize,
+            official=official,
+            schedule=schedule,
+            update_base=update_base,
+            max_batches=max_batches,
+            per_class=per_class,
+        )
+        self.config = AANetConfig(**options)
+        self.base_phase = base_phase
         self.loss_fn = loss_fn
         self.balanced = BalancedData(storage_policy, per_class, batch_size)
         self._bilevel: BilevelStrategy | None = None
@@ -137,9 +139,11 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         model = unwrapped(strategy.model)
         before = dict(model.named_parameters())
         if not levels(model):
-            convert_to_aanet(model, **self._conversion)
+            convert_to_aanet(model, **self.config.conversion)
         loss_fn = self.loss_fn or default_loss(strategy)
-        self._bilevel = BilevelStrategy(model, loss_fn=loss_fn, **self._learning)
+        self._bilevel = BilevelStrategy.from_config(
+            model, self.config, loss_fn=loss_fn, base_phase=self.base_phase
+        )
         self._parameters_changed(strategy, before)
 
     def after_train_dataset_adaptation(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -158,7 +162,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         """One update of α (Eq. 8)."""
         if not self._ends:
             return
-        workers, phase = kwargs.get("num_workers", 0), self.bilevel.phase
+        workers, phase = kwargs.get("num_workers", 0), self.bilevel.phase_index
         self.bilevel.after_epoch(lambda: self.balanced.loader(strategy, phase, workers))
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:

@@ -209,7 +209,7 @@ def test_the_batch_size_changes_batches_and_not_alpha():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"per_class": 0}, "per_class=0: expected a number of at least 1"),
+        ({"per_class": 0}, "per_class=0: must be an integer ≥ 1"),
         ({"batch_size": 2.5}, "batch_size=2.5: expected a number of at least 1"),
         ({"storage_policy": [1, 2]}, r"storage_policy=\[1, 2\]: expected an Avalanche storage"),
     ],

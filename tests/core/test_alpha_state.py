@@ -68,7 +68,7 @@ def test_a_resumed_phase_goes_on_to_the_bit(kind, model_first, tmp_path):
         resumed.after_epoch(loader())
         assert torch.equal(alphas(resumed.model), alphas(whole.model))
     assert resumed.history == whole.history
-    assert (resumed.phase, resumed.epoch, resumed.in_phase) == (1, 5, True)
+    assert (resumed.phase_index, resumed.epoch, resumed.in_phase) == (1, 5, True)
 
 
 def test_the_first_gradient_of_a_resumed_network_is_the_same_to_the_bit(tmp_path):
@@ -86,7 +86,7 @@ def test_the_model_alone_does_not_resume_a_phase(kind):
     whole = interrupted(kind)
     fresh = STRATEGIES[kind](aanet())
     fresh.model.load_state_dict(whole.model.state_dict())
-    fresh.phase, fresh.in_phase = 1, True
+    fresh.phase_index, fresh.in_phase = 1, True
     for _ in range(2):
         whole.after_epoch(loader())
         fresh.after_epoch(loader())

@@ -341,7 +341,7 @@ BAD = {
         ConfigurationError,
         ["'layer1.0'", "inside"],
     ),
-    "no stage": (resnet18, {"stages": []}, ConfigurationError, ["[]", "layer1"]),
+    "no stage": (resnet18, {"stages": []}, ConfigurationError, ["stages=[]", "found"]),
     "stages is a string": (resnet18, {"stages": "layer1"}, ConfigurationError, ["['layer1']"]),
     "stage without weights": (
         ReturntNet,
@@ -359,7 +359,7 @@ BAD = {
     "blocks is a string": (resnet18, {"blocks": "all"}, ConfigurationError, ["'all'"]),
     "unknown stem": (resnet18, {"stem": "shared"}, ConfigurationError, ["'shared'", "'paired'"]),
     "alpha sum": (resnet18, {"alpha": (0.5, 0.6)}, ConfigurationError, ["0.6", "1.1"]),
-    "alpha length": (resnet18, {"alpha": (1.0,)}, ConfigurationError, ["(1.0,)", "2 branches"]),
+    "alpha length": (resnet18, {"alpha": (1.0,)}, ConfigurationError, ["(1.0,)", "2 weights"]),
     "alpha sign": (resnet18, {"alpha": (1.5, -0.5)}, ConfigurationError, ["-0.5", "[0, 1]"]),
     "alpha is not a number": (
         resnet18,

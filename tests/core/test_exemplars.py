@@ -143,7 +143,7 @@ class TestBalancedIndices:
 
     @pytest.mark.parametrize("per_class", [0, -1, 1.0, "2", True])
     def test_per_class_must_be_a_positive_integer(self, per_class: Any) -> None:
-        with pytest.raises(ConfigurationError, match=f"per_class={per_class!r}.*at least 1"):
+        with pytest.raises(ConfigurationError, match=f"per_class={per_class!r}.*≥ 1"):
             balanced_indices(LABELS, per_class)
 
     @pytest.mark.parametrize("targets", [[], torch.empty(0, dtype=torch.int64), dataset_of([])])

@@ -147,7 +147,7 @@ def test_a_plain_network_is_refused():
 
 
 def test_an_incremental_phase_needs_the_balanced_loader():
-    with pytest.raises(ConfigurationError, match="needs the balanced loader"):
+    with pytest.raises(ConfigurationError, match="needs a balanced loader"):
         started(aanet()).after_epoch()
 
 
@@ -216,7 +216,6 @@ def test_an_optimizer_built_before_phi_exists_is_noticed(early):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bilevel.end_phase()
-    assert [str(w.message)[:42] for w in caught] == (
-        ["the scaling weights φ did not move in phas"] if early else []
-    )
+    noticed = ["φ did not move in phase 1" in str(w.message) for w in caught]
+    assert noticed == ([True] if early else [])
     assert all(w.filename == __file__ for w in caught)

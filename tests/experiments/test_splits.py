@@ -88,7 +88,7 @@ def test_the_papers_splits():
         (10, {"base_classes": 10, "phases": 1}, ["base_classes=10", "from 0 to 9"]),
         (10, {"base_classes": -2, "phases": 1}, ["base_classes=-2"]),
         (10, {"base_classes": 2.5, "phases": 1}, ["base_classes=2.5"]),
-        (10, {"phases": 0}, ["phases=0", "at least 1"]),
+        (10, {"phases": 0}, ["phases=0", "≥ 1"]),
         (10, {"phases": True}, ["phases=True"]),
         (0, {"phases": 1}, ["classes=0"]),
     ],
