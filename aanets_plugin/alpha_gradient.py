@@ -1,4 +1,4 @@
-"""The gradient of the upper level (Eq. 8): by α alone, with everything else left as it was."""
+"""The gradient of the balanced loss with respect to α (Eq. 8). Nothing else is changed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LossFunction = Callable[[nn.Module, Any], Tensor]
 def mean_gradients(
     model: nn.Module, loss_fn: LossFunction, batches: Iterable[Any]
 ) -> tuple[float, list[Tensor]]:
-    """The mean loss over all samples of all batches and ranks, and its gradient by each α."""
-    with alpha_alone(model) as alphas:
+    """Return the mean loss over all batches and ranks, and its gradient per level."""
+    with only_alpha_learns(model) as alphas:
         sizes = [len(alpha) for alpha in alphas]
         total = alphas[0].new_zeros(sum(sizes) + 2, dtype=torch.float64)
         for batch in batches:
@@ -34,23 +34,23 @@ def mean_gradients(
             flat = torch.cat([loss.detach().reshape(1), *parts]).double() * count
             total += torch.cat([flat, flat.new_tensor([count])])
     if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(total)  # a rank without a batch adds nothing, and the others do not wait
+        dist.all_reduce(total)  # once, so that a rank without batches does not block the others
     if not total[-1]:
-        raise ConfigurationError("the balanced loader gave no batch; α needs data to learn on.")
+        raise ConfigurationError("The balanced loader has no batch. Pass one that has samples.")
     mean = total[:-1] / total[-1]
     if not torch.isfinite(mean).all():
         raise NonFiniteLossError(
-            f"the balanced loss or its gradient is not finite (loss {mean[0].item()}); α is as "
-            f"before. Look at the training loss and the learning rate of the lower level."
+            f"The balanced loss or its gradient is not finite (loss {mean[0].item()}). α was not "
+            f"changed. Check the training loss and lower the learning rate of the network."
         )
     return mean[0].item(), list(torch.split(mean[1:], sizes))
 
 
 @contextmanager
-def alpha_alone(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Eval mode, and nothing but the α of each level asks for a gradient.
+def only_alpha_learns(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Put the model in eval mode and let only α require a gradient; gives the α of each level.
 
-    All flags and torch's random state are given back as they were.
+    Modes, `requires_grad` flags and torch's random state are restored afterwards.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     alphas = [level.alpha for level in levels(model) if level.alpha is not None]
@@ -70,13 +70,13 @@ def alpha_alone(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """The default loss: mean cross-entropy of a batch `(x, y, …)`."""
+    """Return the mean cross-entropy of a batch `(x, y, …)`. This is the default `loss_fn`."""
     if not isinstance(batch, (tuple, list)) or not all(
         isinstance(item, Tensor) for item in (*batch, None)[:2]
     ):
         raise ConfigurationError(
-            f"a balanced batch is a {type(batch).__name__}; expected (x, y, …). For other batches "
-            f"give BilevelStrategy a loss_fn(model, batch)."
+            f"The balanced batch is a {type(batch).__name__}: must be (x, y, …) with tensors x and "
+            f"y. For other batches pass loss_fn(model, batch) to BilevelStrategy."
         )
     x, y = batch[0], batch[1]
     device = next(itertools.chain(model.parameters(), model.buffers())).device
@@ -84,25 +84,25 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     classes = logits.shape[1]
     if not y.is_cuda and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         raise ConfigurationError(
-            f"a balanced batch has labels from {int(y.min())} to {int(y.max())}, the model has "
-            f"{classes} outputs. Map the labels as the training loop does, or give a loss_fn."
+            f"The balanced batch has labels from {int(y.min())} to {int(y.max())}, but the model "
+            f"has {classes} outputs. Map the labels as the training loop does, or pass a loss_fn."
         )
     return F.cross_entropy(logits, y.to(device, non_blocking=True))
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """The logits in a model's output, which are it or are under `"logits"`."""
+    """Return the logits in a model's output: the output itself, or its entry `"logits"`."""
     logits = outputs.get("logits") if isinstance(outputs, dict) else outputs
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         raise ConfigurationError(
-            f"the model gives a {type(outputs).__name__}; expected logits [batch, classes] or a "
-            f"dict with 'logits'. For other outputs give a loss_fn."
+            f"The model returns a {type(outputs).__name__}: must be logits [batch, classes] or a "
+            f"dict with 'logits'. For other outputs pass a loss_fn."
         )
     return logits
 
 
 def batch_size(batch: Any) -> int:
-    """The length of the first tensor in a batch; 1, so equal weights, where none is found."""
+    """Return the length of the first tensor in a batch, or 1 if there is no tensor."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else 1
     if isinstance(batch, Mapping):
@@ -116,7 +116,7 @@ def batch_size(batch: Any) -> int:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DataParallel, DDP and torch.compile, in any nesting."""
+    """Return the model inside DataParallel, DDP and torch.compile wrappers."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)

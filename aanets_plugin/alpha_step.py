@@ -1,4 +1,4 @@
-"""From a gradient to the next α: steps on the simplex of weights that sum to one."""
+"""From the gradient of α to the next α. The weights of a level stay in [0, 1] and sum to one."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from torch import Tensor
 
 
 def project(weights: Tensor) -> Tensor:
-    """The nearest weights in [0, 1] that sum to one (Euclidean projection on the simplex)."""
-    weights = weights - weights.max()  # moves all alike, so not the projection, and keeps digits
+    """Return the nearest weights in [0, 1] that sum to one (projection onto the simplex)."""
+    weights = weights - weights.max()  # does not change the projection, and avoids cancellation
     ordered = weights.sort(descending=True).values
     excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(weights) + 1, dtype=weights.dtype)
     return (weights - excess[(ordered > excess).nonzero().max()]).clamp(0, 1)
 
 
 class PlainStep:
-    """Eq. 8 with momentum: along the gradient's part that keeps the sum, then projected."""
+    """Gradient descent with momentum (Eq. 8), projected onto the simplex."""
 
     def __init__(self, momentum: float) -> None:
         self.momentum = momentum
         self.velocity: dict[str, Tensor] = {}
 
     def begin_phase(self) -> None:
-        """Momentum is of the phase that gave it."""
+        """Reset the momentum."""
         self.velocity.clear()
 
     def __call__(self, level: str, alpha: Tensor, gradient: Tensor, lr: float) -> Tensor:
+        """Return the next α of `level`."""
+        # The mean is subtracted: that part of the gradient would only change the sum.
         step = lr * self.direction(level, gradient - gradient.mean())
         if self.momentum:
             step = step + self.momentum * self.velocity.get(level, torch.zeros_like(step))
@@ -35,6 +37,7 @@ class PlainStep:
         return project(alpha - step)
 
     def direction(self, level: str, gradient: Tensor) -> Tensor:
+        """Return the direction of the step."""
         return gradient
 
     def state_dict(self) -> dict[str, Any]:
@@ -45,12 +48,11 @@ class PlainStep:
 
 
 class NormalizedStep(PlainStep):
-    """AdaGrad by level: the gradient over the root of the sum of squares of all so far.
+    """AdaGrad per level: the gradient is divided by the root of the sum of all squared gradients.
 
-    The first step has the length `lr`, a gradient that keeps its size makes steps that fall like
-    1/√t, one that shrinks makes them fall faster, and a multiple of the loss changes nothing. A
-    new phase goes on with these sums: a first step of full length in each would be a jump between
-    phases, and by the drift of many phases α would come to an edge.
+    The first step has length `lr`. Scaling the loss changes nothing. The sums are kept across
+    phases: resetting them would make the first step of every phase a jump, and over many phases α
+    would drift to 0 or 1.
     """
 
     def __init__(self, momentum: float) -> None:

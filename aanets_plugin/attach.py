@@ -1,4 +1,4 @@
-"""Attachment: α updates in a training loop that nobody edits, by counting optimizer steps."""
+"""Attachment: α updates for a training loop that cannot be edited."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 LoaderSource = Iterable[Any] | Callable[[], Iterable[Any]]
+"""A loader, or a function that makes one."""
 
 
 class _Strategy(Protocol):
@@ -18,7 +19,10 @@ class _Strategy(Protocol):
 
 
 class Attachment:
-    """The hook that `BilevelStrategy.attach` sets; leaving its `with` block removes it."""
+    """Calls `after_epoch` after every `every` optimizer steps until it is removed.
+
+    Made by `BilevelStrategy.attach`. Leaving the `with` block removes the hook.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Attachment:
             self.strategy.after_epoch(self.balanced_loader)
 
     def remove(self) -> None:
+        """Remove the hook from the optimizer."""
         self._handle.remove()
 
     def __enter__(self) -> Attachment:

@@ -1,8 +1,8 @@
-"""BilevelStrategy: the upper level of the training, α on a class-balanced subset (Eq. 8).
+"""BilevelStrategy: the upper level of the training, which learns α on balanced data (Eq. 8).
 
-The lower level (Eq. 7) is the host's own loop. Phases, updates and the history of α live here, the
-gradient in `alpha_gradient.py`, the step in `alpha_step.py`, the hook for loops that cannot be
-edited in `attach.py`.
+The lower level (Eq. 7) is the training loop of the host. This file has the phases, the update and
+the history of α. The gradient is in `alpha_gradient.py`, the step in `alpha_step.py`, the hook for
+loops that cannot be edited in `attach.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aanets_plugin.scaling import absorb, scaled_layers
 
 @dataclasses.dataclass(frozen=True)
 class AlphaRecord:
-    """α of one level after one update, and the balanced loss before it (None: α is fixed)."""
+    """α of one level after one update, and the balanced loss before it (None if α is fixed)."""
 
     phase: int
     epoch: int
@@ -46,34 +46,43 @@ class AlphaRecord:
 
 
 class BilevelStrategy:
-    """Learns α of a converted model between the epochs of any training loop.
+    """Updates α of a converted model after each epoch of any training loop.
 
-    The constructor puts the model into its base phase, in which there is one branch and nothing
-    to aggregate; the end of phase 0 freezes θ_base. Build the optimizer of each phase after
-    `begin_phase`, since the parameters change there.
+    The constructor puts the model into its base phase: each level has one branch, and there is no
+    α. The end of phase 0 freezes θ_base and adds the stable branches. Parameters are added there,
+    so build the optimizer of each phase after `begin_phase`.
 
     Args:
-        model: a converted model; DataParallel, DDP or torch.compile may be around it.
-        lr: how far α moves. With `normalize`, the length of the very first step; 0 keeps α
-            fixed and makes no pass over the balanced data.
-        momentum: share of the previous step that is taken again.
-        normalize: scale each level's steps by all gradients it has had so far (AdaGrad), so
-            that neither the scale of the loss nor the level matters. False: Eq. 8 as it stands.
-        loss_fn: `loss_fn(model, batch)` gives the mean loss of a batch. Default: cross-entropy on
-            batches `(x, y, …)` and outputs that are logits or a dict with `"logits"`.
-        base_phase: False for a network that is trained already: phase 0 is incremental then.
-        update_base: θ_base ← φ ⊙ θ_base after each phase (the paper's supplement A).
-        schedule: factor on `lr` by the epoch in the phase, counted from 0.
-        max_batches: how many batches of the balanced loader to use in an update. Default: all.
+        model: A converted model. DataParallel, DDP or torch.compile may wrap it.
+        lr: Step size of α. With `normalize` it is the length of the first step. 0 keeps α fixed,
+            and the balanced data are not read.
+        momentum: Momentum of the steps.
+        normalize: Divide the steps of each level by its past gradients (AdaGrad), so that the
+            scale of the loss does not matter. False: Eq. 8 as printed.
+        schedule: Factor on `lr` as a function of the epoch in the phase, counted from 0.
+        update_base: Multiply φ into θ_base after each phase (the paper's supplement A).
+        max_batches: Number of balanced batches in one update. Default: all.
+        loss_fn: `loss_fn(model, batch)` returns the mean loss of a batch. The model is in eval
+            mode. Default: cross-entropy for batches `(x, y, …)` and for models that return logits
+            or a dict with `"logits"`.
+        base_phase: False if the network is trained already. Then phase 0 is incremental.
+        first_phase: Number of the first phase. Pass 1 with `base_phase=False` if the plain network
+            was trained as phase 0.
 
     Example:
+        >>> import torch
+        >>> from aanets_plugin import convert_to_aanet
+        >>> from aanets_plugin.baselines import resnet20
+        >>> model = resnet20(num_classes=4)
         >>> bilevel = BilevelStrategy(convert_to_aanet(model))
-        >>> for train_loader, balanced_loader in phases:
-        ...     bilevel.begin_phase()
-        ...     for epoch in range(epochs):
-        ...         train_one_epoch(model, train_loader)
-        ...         bilevel.after_epoch(balanced_loader)
-        ...     bilevel.end_phase()
+        >>> balanced_loader = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 4)]
+        >>> for task in range(2):
+        ...     with bilevel.phase():
+        ...         for epoch in range(1):
+        ...             pass  # train the model for one epoch
+        ...             loss = bilevel.after_epoch(balanced_loader)
+        >>> [(record.phase, record.level) for record in bilevel.history]
+        [(1, 'layer1'), (1, 'layer2'), (1, 'layer3')]
     """
 
     def __init__(
@@ -93,8 +102,8 @@ class BilevelStrategy:
         self.model = unwrapped(model)
         if not levels(self.model):
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} has no adaptive levels, so there is no α to learn. "
-                f"Call convert_to_aanet(model) first."
+                f"{type(self.model).__name__} has no adaptive levels. Call convert_to_aanet(model) "
+                f"first."
             )
         AANetConfig(lr=lr, momentum=momentum, max_batches=max_batches)  # checks the values
         self.lr = lr
@@ -116,13 +125,19 @@ class BilevelStrategy:
 
     @classmethod
     def from_config(cls, model: nn.Module, config: AANetConfig, **options: Any) -> BilevelStrategy:
-        """The strategy that `config` describes; `options` are `loss_fn` and those below it."""
+        """Return the strategy for `config`: this class, or the official update.
+
+        `options` are the arguments that are not part of the config, such as `loss_fn`.
+        """
         make = cls.official if config.official else cls
         return make(model, **config.learning, **options)
 
     @classmethod
     def official(cls, model: nn.Module, **options: Any) -> BilevelStrategy:
-        """The authors' update to the letter: see `aanets_plugin.official.OfficialBilevel`."""
+        """Return a strategy that updates α exactly as the authors' code does.
+
+        See `aanets_plugin.official.OfficialBilevel`.
+        """
         from aanets_plugin.official import OfficialBilevel
 
         return OfficialBilevel(model, **options)
@@ -130,9 +145,9 @@ class BilevelStrategy:
     # -- phases --------------------------------------------------------------------------------
 
     def begin_phase(self) -> None:
-        """Start the next phase: α and its steps go on from where they are, momentum starts anew."""
+        """Begin the next phase. α keeps its value; the momentum of its steps is reset."""
         if self.in_phase:
-            raise PhaseError(f"phase {self.phase_index} has not ended: call end_phase() first.")
+            raise PhaseError(f"Phase {self.phase_index} has not ended. Call end_phase() first.")
         self.phase_index += 1
         self.epoch = 0
         self.in_phase = True
@@ -141,12 +156,9 @@ class BilevelStrategy:
 
     @contextmanager
     def phase(self) -> Iterator[BilevelStrategy]:
-        """A phase as a `with` block: `begin_phase` at its start, `end_phase` at its end.
+        """Run a `with` block as one phase: `begin_phase` before it, `end_phase` after it.
 
         If the block raises an error, the phase stays open and θ_base is not frozen.
-
-            with bilevel.phase():
-                train(model)
         """
         self.begin_phase()
         try:
@@ -157,12 +169,17 @@ class BilevelStrategy:
         self.end_phase()
 
     def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None:
-        """Update α once, on all of `balanced_loader`; returns the loss there before the update.
+        """Update α once on all batches of `balanced_loader`; call this after each epoch.
 
-        The loader may be a callable that returns it; it is called only if α learns here.
+        In the base phase there is no α, and only the epoch is counted. If α cannot change (`lr=0`,
+        or a single branch), its value is recorded and the loader is not read.
 
-        A no-op that returns None in the base phase, which has no α. Only counts and records where
-        α cannot move: lr=0, or a model with a single branch.
+        Args:
+            balanced_loader: A loader over balanced data, or a function that returns one. The
+                function is called only if α is updated.
+
+        Returns:
+            The balanced loss before the update, or None if there was no update.
         """
         self._require_phase("after_epoch")
         loss = None
@@ -183,7 +200,7 @@ class BilevelStrategy:
         return loss
 
     def end_phase(self) -> None:
-        """End the phase: after the base phase θ_base is frozen and the stable branches appear."""
+        """End the phase. The end of the base phase freezes θ_base and adds the stable branches."""
         self._require_phase("end_phase")
         self.detach()
         if self.in_base_phase:
@@ -197,14 +214,16 @@ class BilevelStrategy:
         self._phase_changed()
 
     def _phase_changed(self) -> None:
-        """For subclasses: a phase has begun or ended, or was restored."""
+        """Called after a phase begins, ends or is restored. For subclasses."""
 
     @property
     def in_base_phase(self) -> bool:
+        """Whether θ_base is still being trained."""
         return self.base_phase and self.phase_index <= 0
 
     @property
     def learns_alpha(self) -> bool:
+        """Whether an update can change α: `lr` is positive and a level has several branches."""
         return self.lr > 0 and any(len(level.blocks) > 1 for level in levels(self.model))
 
     # -- a loop that cannot be edited ------------------------------------------------------------
@@ -216,27 +235,33 @@ class BilevelStrategy:
         every: int,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Attachment:
-        """Call `after_epoch(balanced_loader)` after every `every` optimizer steps, by a hook.
+        """Call `after_epoch(balanced_loader)` after every `every` optimizer steps.
 
-        Use it in a phase, around training code that cannot be edited:
+        Use it inside a phase, around training code that cannot be edited:
 
             with bilevel.attach(balanced_loader, every=len(train_loader)):
                 their_train(model)
 
-        Without `with`, `detach()` or the end of the phase removes the hook. `balanced_loader` may
-        be a callable that returns the loader, where exemplars change. Without `optimizer` the
-        steps of every optimizer in the process count.
+        Without `with`, the hook is removed by `detach()` or at the end of the phase.
+
+        Args:
+            balanced_loader: A loader over balanced data, or a function that returns one.
+            every: Optimizer steps per epoch.
+            optimizer: The optimizer whose steps are counted. Default: every optimizer in the
+                process.
         """
         self._require_phase("attach")
         if self._attachment is not None:
-            raise PhaseError("already attached: call detach() first, or leave the with block.")
+            raise PhaseError("Already attached. Call detach() or leave the with block first.")
         if every < 1:
-            raise ConfigurationError(f"every={every}: expected the steps of an epoch, at least 1.")
+            raise ConfigurationError(
+                f"every={every}: must be ≥ 1. Pass the number of optimizer steps per epoch."
+            )
         self._attachment = Attachment(self, balanced_loader, every, optimizer)
         return self._attachment
 
     def detach(self) -> None:
-        """Remove the hook of `attach`, if there is one."""
+        """Remove the hook that `attach` added, if any."""
         if self._attachment is not None:
             self._attachment.remove()
             self._attachment = None
@@ -244,7 +269,7 @@ class BilevelStrategy:
     # -- history and state -----------------------------------------------------------------------
 
     def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write the history, one row per update and level."""
+        """Write the history to a CSV file, one row per update and level."""
         branches = max((len(record.weights) for record in self.history), default=0)
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -254,7 +279,7 @@ class BilevelStrategy:
                 writer.writerow([r.phase, r.epoch, r.level, r.loss, *r.weights])
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is to go on from here, but for the model's own state_dict, which has α."""
+        """Return the state of phases, steps and history. α itself is in the model's state_dict."""
         return {
             "levels": [level.name for level in levels(self.model)],
             "phase": self.phase_index,
@@ -265,11 +290,12 @@ class BilevelStrategy:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`. Load the model's own state_dict as well, before or after."""
+        """Restore from a state_dict. Load the model's state_dict too, before or after."""
         names = [level.name for level in levels(self.model)]
         if state.get("levels") != names:
             raise ConfigurationError(
-                f"the state is of a model with levels {state.get('levels')}, this one has {names}."
+                f"The state is of a model with levels {state.get('levels')}; this model has "
+                f"{names}. Load it into a model that was converted with the same stages."
             )
         self.phase_index, self.epoch = state["phase"], state["epoch"]
         self.in_phase = state["in_phase"]
@@ -286,11 +312,11 @@ class BilevelStrategy:
     # -- the update ------------------------------------------------------------------------------
 
     def _update(self, batches: Iterable[Any]) -> float:
-        """One step on the gradient of the mean loss over all batches, and over all ranks."""
+        """Make one step along the gradient of the mean loss over all batches and ranks."""
         try:
             loss, gradients = mean_gradients(self.model, self.loss_fn, batches)
         except NonFiniteLossError as error:
-            where = f"in phase {self.phase_index}, epoch {self.epoch}"
+            where = f"Phase {self.phase_index}, epoch {self.epoch}"
             raise NonFiniteLossError(f"{where}: {error}") from None
         with torch.no_grad():
             for level, gradient in zip(levels(self.model), gradients, strict=True):
@@ -301,16 +327,17 @@ class BilevelStrategy:
 
     @property
     def current_lr(self) -> float:
+        """The step size in this epoch."""
         return self.lr * (self.schedule(self.epoch) if self.schedule else 1.0)
 
     def _batches(self, balanced_loader: LoaderSource) -> Iterator[Any]:
-        # Lazy: a DataLoader draws from torch's random numbers when its iterator is made.
+        # A generator, because iter(DataLoader) draws from torch's random numbers.
         loader = balanced_loader() if callable(balanced_loader) else balanced_loader
         yield from itertools.islice(loader, self.max_batches)
 
     def _require_phase(self, what: str) -> None:
         if not self.in_phase:
-            raise PhaseError(f"{what}() outside a phase: call begin_phase() first.")
+            raise PhaseError(f"{what}() was called outside a phase. Call begin_phase() first.")
 
     def _warn_if_phi_never_moved(self) -> None:
         phi = [layer.phi for layer in scaled_layers(self.model) if layer.phi.requires_grad]

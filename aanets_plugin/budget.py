@@ -1,4 +1,4 @@
-"""Parameters, multiply-adds and memory of a network, and exemplars under a strict budget."""
+"""Parameters, FLOPs and memory of a network, and the strict memory budget of the paper."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import Branches
 from aanets_plugin.modes import evaluating
-from aanets_plugin.scaling import _Held, scaled_layers
+from aanets_plugin.scaling import FrozenParameters, scaled_layers
 
 MB = 2**20
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The cost columns of the paper's Table 1. `print(profile)` shows them."""
+    """The cost columns of the paper's Table 1. Print it to see them as text."""
 
     learnable: int
     """Parameters that the lower level learns."""
@@ -40,10 +40,15 @@ class Profile:
 
 
 def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) -> Profile:
-    """Count what `model` costs, with `exemplars` stored images of `input_shape` (C, H, W).
+    """Count the parameters, FLOPs and memory of `model`.
 
-    An image is stored with one byte per value. BatchNorm statistics and α do not count, as in
-    the paper. The model is run once, on zeros in eval mode, and is left as it was.
+    BatchNorm statistics and α do not count, as in the paper. The model is run once, on zeros in
+    eval mode. It is not changed.
+
+    Args:
+        model: Any network.
+        input_shape: Shape of one input, (channels, height, width).
+        exemplars: Number of stored images, one byte per value.
 
     Example:
         >>> from aanets_plugin.baselines import resnet32
@@ -54,7 +59,7 @@ def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) ->
 
     shape = _checked_shape(input_shape)
     if exemplars < 0:
-        raise ConfigurationError(f"exemplars={exemplars}: expected the number of stored images.")
+        raise ConfigurationError(f"exemplars={exemplars}: must be ≥ 0.")
     weights = _weights(model)
     like = next((w for w in weights if w.is_floating_point()), torch.zeros(0))
     x = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)
@@ -70,7 +75,7 @@ def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) ->
 
 
 def profile_table(profiles: Mapping[str, Profile]) -> str:
-    """The profiles under each other, as text."""
+    """Return the profiles as a text table, one row per name."""
     rows = [("", "learnable", "parameters", "FLOPs", "memory")]
     for name, p in profiles.items():
         memory = f"{p.memory / MB:.2f}MB"
@@ -86,9 +91,16 @@ def profile_table(profiles: Mapping[str, Profile]) -> str:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The strict memory budget: parameters and exemplars share what the plain network has.
+    """The strict memory budget: extra parameters are paid for with exemplars.
+
+    Args:
+        per_class: Exemplars per class of the plain network.
+        classes: Number of classes.
+        input_shape: Shape of one image, (channels, height, width).
 
     Example:
+        >>> from aanets_plugin import convert_to_aanet
+        >>> from aanets_plugin.baselines import resnet32
         >>> budget = MemoryBudget(per_class=20, classes=100, input_shape=(3, 32, 32))
         >>> budget.exemplars_for(convert_to_aanet(resnet32(100), stem="paired"))
         13
@@ -102,31 +114,38 @@ class MemoryBudget:
         _checked_shape(self.input_shape)
         if self.per_class < 1 or self.classes < 1:
             raise ConfigurationError(
-                f"per_class={self.per_class}, classes={self.classes}: both must be at least 1."
+                f"per_class={self.per_class}, classes={self.classes}: both must be ≥ 1."
             )
 
     def exemplars_for(self, model: nn.Module) -> int:
-        """Exemplars per class that are left beside a converted model; its extra parameters are
-        paid in whole images per class, as in the paper's supplement B."""
+        """Return the exemplars per class that remain with a converted model.
+
+        The extra parameters take whole images of each class, as in the paper's supplement B.
+        """
         extra = _bytes(_extra_weights(model))
         left = self.per_class - math.ceil(extra / math.prod(self.input_shape) / self.classes)
         if left < 1:
             raise ConfigurationError(
-                f"{extra / MB:.1f}MB of extra parameters take all {self.per_class} exemplars of "
-                f"each of {self.classes} classes of shape {self.input_shape}. Use a larger memory, "
-                f"a smaller backbone, or fewer branches."
+                f"per_class={self.per_class}: the extra parameters ({extra / MB:.1f}MB) leave no "
+                f"exemplar for each of {self.classes} classes. Use a larger memory, a smaller "
+                f"backbone or fewer branches."
             )
         return left
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    """Everything that is, or was before it was frozen, a parameter."""
-    held = [m._buffers[name] for m in module.modules() if isinstance(m, _Held) for name in m.held]
+    """Parameters, and buffers that were parameters before they were frozen."""
+    held = [
+        m._buffers[name]
+        for m in module.modules()
+        if isinstance(m, FrozenParameters)
+        for name in m.held
+    ]
     return [*module.parameters(), *(tensor for tensor in held if tensor is not None)]
 
 
 def _extra_weights(model: nn.Module) -> list[Tensor]:
-    """What a converted model has beyond the plain one: φ, and every branch but the plastic."""
+    """What a converted model has more than a plain one: φ, and all branches but the plastic one."""
     extra: dict[int, Tensor] = {id(layer.phi): layer.phi for layer in scaled_layers(model)}
     for module in model.modules():
         if isinstance(module, Branches):
@@ -143,7 +162,7 @@ def _checked_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
     shape = tuple(input_shape)
     if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
         raise ConfigurationError(
-            f"input_shape={input_shape!r}: expected the shape of one input, as in (3, 32, 32)."
+            f"input_shape={input_shape!r}: must be the shape of one input, such as (3, 32, 32)."
         )
     return shape
 

@@ -1,4 +1,7 @@
-"""convert_to_aanet: check everything, plan, then swap; and the two states of a converted model."""
+"""convert_to_aanet, and the two states of a converted model: base phase and frozen base.
+
+The conversion checks everything and builds all new modules before it changes the model.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from aanets_plugin.stages import common_parent, find_stages, find_stem
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_STEM_RULE = "_aanet_stem_rule"
-"""The attribute of a shared stem module that tells how it learns once θ_base is frozen."""
+STEM_RULE = "_aanet_stem_rule"
+"""Attribute of a shared stem module: how the module learns once θ_base is frozen."""
 
 
 def convert_to_aanet(
@@ -31,24 +34,27 @@ def convert_to_aanet(
 ) -> Model:
     """Turn every residual stage of `model` into an adaptive level, in place; returns `model`.
 
-    The network as it is now becomes θ_base. Its outputs stay the same, and so do its class, its
-    forward and the names of its modules.
+    The current weights become θ_base. The outputs of the model stay the same, and so do its class
+    and its forward.
 
     Args:
-        model: a ResNet of torchvision, timm or your own code, before DistributedDataParallel.
-        blocks: one entry per branch, the plastic one first, the stable one last. "all" learns
-            everything, "scaling" learns one scale per kernel slice and the normalisation layers,
-            "frozen" learns nothing.
-        stem: what comes before the first stage. "stable": shared, learns as the stable branch
-            does; "plastic": shared, all of it learns; "paired": one per branch, the first
-            aggregation comes after the first stage, as in the authors' code.
-        stages: dotted names in forward order, where they are not found by themselves.
-        alpha: initial aggregation weights, one per branch, that sum to one. Default: equal.
+        model: A ResNet of torchvision, timm or your own code, not yet in DistributedDataParallel.
+        blocks: One entry per branch, from the plastic to the stable one. "all" learns everything,
+            "scaling" learns one scale per kernel slice and the normalization layers, "frozen"
+            learns nothing.
+        stem: How the layers before the first stage learn. "stable": shared, they learn as the
+            stable branch does. "plastic": shared, everything learns. "paired": one stem per
+            branch, and the first aggregation is after the first stage, as in the authors' code.
+        stages: Dotted names of the stages in forward order. Default: found by `find_stages`.
+        alpha: Initial aggregation weights, one per branch, that sum to one. Default: equal weights.
+
+    Returns:
+        The same model.
 
     Example:
         >>> from torchvision.models import resnet18
-        >>> net = convert_to_aanet(resnet18())
-        >>> [level.name for level in levels(net)]
+        >>> model = convert_to_aanet(resnet18())
+        >>> [level.name for level in levels(model)]
         ['layer1', 'layer2', 'layer3', 'layer4']
     """
     config = AANetConfig(blocks=blocks, stem=stem, stages=stages, alpha=alpha)
@@ -79,7 +85,7 @@ def convert_to_aanet(
     if not paired:
         for name in stem_names:
             module, rule = model.get_submodule(name), blocks[-1] if stem == "stable" else "all"
-            setattr(module, _STEM_RULE, rule)
+            setattr(module, STEM_RULE, rule)
             RULES[rule](module)
     trunk = model.get_submodule(common_parent([*stem_names, *names]))
     trunk.register_load_state_dict_pre_hook(_follow_checkpoint)  # type: ignore[no-untyped-call]
@@ -87,9 +93,9 @@ def convert_to_aanet(
 
 
 def freeze_base(model: nn.Module) -> None:
-    """θ_base is what `model` is now: build the stable branches anew, with φ = 1 and α initial.
+    """Make the current weights θ_base: build new stable branches with φ = 1 and the initial α.
 
-    The plastic branches keep their parameter objects; the other parameters are new, so build the
+    The plastic branches keep their parameter objects. All other parameters are new, so build the
     optimizer after this call.
     """
     _require_converted(model, "freeze_base")
@@ -97,33 +103,35 @@ def freeze_base(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, Branches):
             module.freeze_base()
-        elif rule := module.__dict__.get(_STEM_RULE):
+        elif rule := module.__dict__.get(STEM_RULE):
             RULES[rule](module)
 
 
 def thaw_base(model: nn.Module) -> None:
-    """Go back to training θ_base: one branch per level, all of it learning, at the plain
-    network's cost. The stable branches are dropped; build the optimizer after this call."""
+    """Return to the base phase: each level has its plastic branch only, and all of it learns.
+
+    The stable branches are deleted. Build the optimizer after this call.
+    """
     _require_converted(model, "thaw_base")
     for module in list(model.modules()):
         if isinstance(module, Branches):
             module.thaw_base()
-        elif _STEM_RULE in module.__dict__:
+        elif STEM_RULE in module.__dict__:
             release(module, training=model.training)
 
 
 def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a checkpoint is loaded, go to the state it was saved in."""
+    """Before a state_dict is loaded, put the model in the state in which it was saved."""
     first = next(
         name for name, module in trunk.named_modules() if isinstance(module, AdaptiveLevel)
     )
     level = f"{prefix}{first}"
     if not any(key.startswith(f"{level}.branches.") for key in state_dict):
-        return  # not a checkpoint of a converted model: load_state_dict says what is missing
+        return  # not of a converted model: load_state_dict lists the missing keys
     plastic = f"{level}.branches.0."
     buffers = [f"{plastic}{name}" for name, _ in levels(trunk)[0].plastic.named_buffers()]
     if buffers and not any(key in state_dict for key in buffers):
-        return  # parameters alone, from a host that keeps those: they say nothing of the state
+        return  # parameters without buffers: they do not show the state
     frozen = f"{level}.alpha" in state_dict
     if frozen != levels(trunk)[0].base_frozen:
         (freeze_base if frozen else thaw_base)(trunk)
@@ -132,41 +140,43 @@ def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str
 def _require_converted(model: nn.Module, what: str) -> None:
     if not levels(model):
         raise UnsupportedModelError(
-            f"{what}: {type(model).__name__} has no adaptive levels. Call convert_to_aanet first."
+            f"{what}: {type(model).__name__} has no adaptive levels. Call convert_to_aanet(model) "
+            f"first."
         )
 
 
 def _check_model(model: nn.Module, stages: Sequence[str] | None) -> list[str]:
-    """The names of the stages to convert, or an error; touches nothing."""
+    """Return the names of the stages to convert. Changes nothing."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
+        raise TypeError(f"model={model!r:.80}: must be a torch.nn.Module.")
     if converted := levels(model):
         raise AlreadyConvertedError(
-            f"{type(model).__name__} has adaptive levels already: "
-            f"{', '.join(level.name for level in converted)}. To make the network as it is now the "
-            f"new θ_base, call freeze_base(model); for other blocks, convert a plain network."
+            f"{type(model).__name__} is converted already: its levels are "
+            f"{', '.join(level.name for level in converted)}. To make the current weights the new "
+            f"θ_base, call freeze_base(model). For other blocks, convert a plain network."
         )
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise UnsupportedModelError(
-            "the model is in DistributedDataParallel, which has taken its parameters already. "
-            "Convert first, then wrap."
+            "The model is in DistributedDataParallel, which has registered its parameters. Convert "
+            "the model first, then wrap it."
         )
-    found = find_stages(model)
+    residual = find_stages(model)
     if stages is None:
-        if not found:
+        if not residual:
             raise UnsupportedModelError(
-                f"no residual stage found in {type(model).__name__}: none of its modules convolves "
-                f"and adds. It has {_quoted([name for name, _ in model.named_children()])}. "
-                f"Name the stages in forward order: convert_to_aanet(model, stages=[…])."
+                f"{type(model).__name__} has no residual stage: no module has convolutions and "
+                f"adds in its forward. Its children are "
+                f"{_quoted([name for name, _ in model.named_children()])}. Pass the names of the "
+                f"stages in forward order as stages=[…]."
             )
-        return found
-    return _check_stages(model, stages, found)
+        return residual
+    return _check_stages(model, stages, residual)
 
 
-def _check_stages(model: nn.Module, stages: Sequence[str], found: list[str]) -> list[str]:
+def _check_stages(model: nn.Module, stages: Sequence[str], residual: list[str]) -> list[str]:
     stages = list(stages)
     known = {name: module for name, module in model.named_modules() if name}
-    hint = f" Stages found by themselves: {_quoted(found)}." if found else ""
+    hint = f" find_stages(model) gives {_quoted(residual)}." if residual else ""
     for stage in stages:
         if stage not in known:
             close = difflib.get_close_matches(str(stage), known, n=3)
@@ -176,11 +186,13 @@ def _check_stages(model: nn.Module, stages: Sequence[str], found: list[str]) -> 
             )
         if not any(True for _ in known[stage].parameters()):
             raise ConfigurationError(
-                f"stages={stages!r}: {stage!r} is a {type(known[stage]).__name__} without weights, "
-                f"there is nothing to aggregate. Leave it out.{hint}"
+                f"stages={stages!r}: {stage!r} is a {type(known[stage]).__name__} without weights. "
+                f"Leave it out.{hint}"
             )
         if stages.count(stage) > 1:
-            raise ConfigurationError(f"stages={stages!r}: {stage!r} is there twice.{hint}")
+            raise ConfigurationError(
+                f"stages={stages!r}: {stage!r} is repeated. Name it once.{hint}"
+            )
         for other in stages:
             if other.startswith(f"{stage}."):
                 raise ConfigurationError(
@@ -188,10 +200,7 @@ def _check_stages(model: nn.Module, stages: Sequence[str], found: list[str]) -> 
                 )
     order = [name for name in known if name in stages]
     if order != stages:
-        raise ConfigurationError(
-            f"stages={stages!r}: not in forward order, which is {order} by the order in which "
-            f"{type(model).__name__} has them."
-        )
+        raise ConfigurationError(f"stages={stages!r}: must be in forward order. Pass {order}.")
     return stages
 
 
@@ -202,7 +211,7 @@ def _check_kernels(
     blocks: tuple[str, ...],
     stem: str,
 ) -> None:
-    """A scaling branch needs kernels that are plain, initialised parameters."""
+    """Check that the kernels of a scaling branch are plain, initialized parameters."""
     if "scaling" not in blocks:
         return
     for name in [*names, *(stem_names if stem != "plastic" else [])]:
@@ -212,8 +221,8 @@ def _check_kernels(
                 if weight is None or nn.parameter.is_lazy(weight):
                     raise UnsupportedModelError(
                         f"{inner} ({type(module).__name__}) has no plain weight to scale. Remove "
-                        f"weight_norm, spectral_norm or parametrizations, run lazy modules once, "
-                        f"or use blocks without 'scaling'."
+                        f"weight_norm, spectral_norm and parametrizations, run lazy modules once, "
+                        f"or pass blocks without 'scaling'."
                     )
 
 

@@ -1,25 +1,28 @@
-"""What can go wrong, as classes: every message quotes what was given and says what to do."""
+"""The errors that this package raises.
+
+A message quotes what was given, says what is allowed and what to do, and ends with a period.
+"""
 
 
 class AANetError(Exception):
-    """The parent of every error this package raises on purpose."""
+    """Base class of all errors of this package."""
 
 
 class UnsupportedModelError(AANetError):
-    """The network has no shape that the requested operation can work on."""
+    """The operation does not work on this network."""
 
 
 class AlreadyConvertedError(AANetError):
-    """The network, or a part of it, is an AANet already."""
+    """The network has adaptive levels already."""
 
 
 class ConfigurationError(AANetError, ValueError):
-    """An argument has a value that cannot be used."""
+    """An argument has an invalid value."""
 
 
 class PhaseError(AANetError):
-    """A phase was begun, ended or used out of order."""
+    """A phase method was called in the wrong order."""
 
 
 class NonFiniteLossError(AANetError):
-    """The loss that α should learn from is NaN or infinite."""
+    """The loss is NaN or infinite."""

@@ -1,4 +1,4 @@
-"""fold: a copy for inference, with φ multiplied in and BatchNorm fused into the convolutions."""
+"""fold: a copy for inference, with φ multiplied in and BatchNorm fused into convolutions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from aanets_plugin.scaling import release
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` for inference: same outputs in eval mode, fewer operations.
+    """Return a copy of `model` for inference, with the same outputs and fewer operations.
 
-    A BatchNorm is fused where the code of the module around it shows that its input is the output
-    of one convolution and nothing else reads that; where it cannot be seen, it stays. Works on a
-    plain network too. The copy does not learn.
+    φ is multiplied into the kernels. A BatchNorm is fused into the convolution before it if tracing
+    shows that it is the only reader of that convolution's output; otherwise it stays. Plain
+    networks can be folded too. The copy has no learnable parameters.
     """
     if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(f"fold: expected a torch.nn.Module, got {model!r:.80}")
+        raise UnsupportedModelError(f"model={model!r:.80}: must be a torch.nn.Module.")
     folded = copy.deepcopy(model).eval()
     release(folded, training=False)
     graphs = {parent: graph for parent in folded.modules() if (graph := _trace(parent))}
@@ -57,14 +57,14 @@ def _fuse(conv: Any, norm: Any) -> None:
 
 
 def _last(module: nn.Module) -> nn.Module:
-    """The module whose output a row of modules gives, e.g. the last convolution of a deep stem."""
+    """Return the module whose output is that of a nn.Sequential, e.g. the end of a deep stem."""
     while type(module) is nn.Sequential and len(module):
         module = module[-1]
     return module
 
 
 def _is_plain_conv(module: nn.Module) -> bool:
-    """Whether the output is linear in a `weight` and a `bias` that are the module's own."""
+    """Whether the module is a convolution with its own weight and torch's own forward."""
     return "weight" in module._parameters and any(
         isinstance(module, plain)
         and type(module).forward is plain.forward
@@ -74,12 +74,12 @@ def _is_plain_conv(module: nn.Module) -> bool:
 
 
 def _after_fusion(norm: nn.Module) -> nn.Module | None:
-    """What is left of a BatchNorm once its affine map is in the convolution; None: leave it."""
+    """Return what replaces a fused BatchNorm; None if it cannot be fused."""
     if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
         return None
     if type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         return nn.Identity()
-    rest = dict(norm.named_children())  # timm's BatchNormAct2d: dropout and activation follow
+    rest = dict(norm.named_children())  # timm's BatchNormAct2d has dropout and activation
     return nn.Sequential(rest["drop"], rest["act"]) if set(rest) == {"drop", "act"} else None
 
 
@@ -93,21 +93,21 @@ class _ShallowTracer(fx.Tracer):
 
 
 def _trace(module: nn.Module) -> fx.Graph | None:
-    """What the module's forward does with its submodules, or None where it cannot be seen."""
+    """Return the graph of submodule calls in the module's forward; None if it cannot be traced."""
     containers = (nn.ModuleList, nn.ModuleDict, Branches)
     if isinstance(module, containers) or not any(True for _ in module.children()):
         return None
     parameters = inspect.signature(module.forward).parameters.values()
     if any(parameter.default is not parameter.empty for parameter in parameters):
-        return None  # what the caller gives for an option is not in this module's code
+        return None  # the graph may depend on an argument that the caller passes
     try:
-        return _ShallowTracer().trace(copy.copy(module))  # a copy: a forward may set attributes
-    except Exception:  # a forward that cannot be traced keeps its BatchNorm, which is correct too
+        return _ShallowTracer().trace(copy.copy(module))  # a copy, since forward may set attributes
+    except Exception:  # not traceable: the BatchNorm stays, which is correct too
         return None
 
 
 def _used_modules(module: nn.Module, graph: fx.Graph) -> Iterator[nn.Module]:
-    """Every use of a submodule in a graph: a call of it, or a read of one of its tensors."""
+    """Yield the submodule of every call, and of every read of a submodule's tensor, in a graph."""
     for node in graph.nodes:
         if node.op == "call_module":
             yield module.get_submodule(str(node.target))
@@ -116,7 +116,7 @@ def _used_modules(module: nn.Module, graph: fx.Graph) -> Iterator[nn.Module]:
 
 
 def _pairs(graph: fx.Graph) -> Iterator[tuple[str, str]]:
-    """Names of two modules of which the first is fed into the second and nowhere else."""
+    """Yield pairs of module names where the second is the only reader of the first's output."""
     for node in graph.nodes:
         source = node.args[0] if node.op == "call_module" and node.args else None
         if isinstance(source, fx.Node) and source.op == "call_module" and len(source.users) == 1:

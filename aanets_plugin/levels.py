@@ -7,9 +7,9 @@ Names in a converted model's state_dict, for a stage called `layer1`:
     layer1.branches.1.*.phi  φ of a frozen kernel, beside its `weight`
     layer1.alpha             α, one weight per branch
 
-While θ_base is being trained there is neither `branches.1` nor `alpha`. A stem keeps its names
-(`conv1.weight`, and `conv1.phi` where it is scaled), except under stem="paired", where it is
-`conv1.branches.0.*`, `conv1.branches.1.*`.
+In the base phase there is neither `branches.1` nor `alpha`. A shared stem keeps its names, with
+`conv1.phi` beside `conv1.weight` if it is scaled. A paired stem has `conv1.branches.0.*` and
+`conv1.branches.1.*`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from aanets_plugin.scaling import RULES, release
 
 
 class Branches(nn.Module):
-    """Copies of one module side by side, each learning as its entry of `blocks` says.
+    """A module and its copies, one per entry of `blocks`, which says how each learns.
 
-    Until θ_base is frozen there is one branch only, the module itself, and all of it learns.
+    In the base phase there is only the module itself, and all of it learns.
     """
 
     def __init__(self, module: nn.Module, blocks: Sequence[str]) -> None:
@@ -38,49 +38,51 @@ class Branches(nn.Module):
         self.branches = nn.ModuleList([module])
         self.base_frozen = False
         self.training = module.training
-        # Whether a branch writes into its input: found out in the first forward.
+        # Whether a branch changes its input in place. None until the first forward.
         self._writes_input: bool | None = None
 
     @property
     def plastic(self) -> nn.Module:
-        """The first branch: before θ_base is frozen, the only one."""
+        """The first branch. In the base phase it is the only one."""
         return self.branches[0]
 
     @property
     def stable(self) -> nn.Module:
-        """The last branch: before θ_base is frozen, the only one."""
+        """The last branch. In the base phase it is the only one."""
         return self.branches[-1]
 
     def copies(self) -> list[nn.Module]:
-        """What `freeze_base` adds to the plastic branch. Changes nothing."""
+        """Return the branches that `freeze_base` adds. Changes nothing."""
         return [copy.deepcopy(self.plastic) for _ in self.blocks[1:]]
 
     def freeze_base(self, copies: list[nn.Module] | None = None) -> None:
+        """Make the weights of the plastic branch θ_base and add the other branches."""
         self.branches.extend(self.copies() if copies is None else copies)
         for branch, block in zip(self.branches, self.blocks, strict=True):
             RULES[block](branch)
         self.base_frozen = True
 
     def thaw_base(self) -> None:
+        """Keep the plastic branch only and let all of it learn."""
         del self.branches[1:]
         release(self.plastic, training=self.training)
         self.base_frozen = False
 
     def outputs(self, inputs: Sequence[Tensor], args: tuple[Any, ...], kwargs: Any) -> list[Any]:
-        """Run each branch on its input. No branch sees what another one wrote into it."""
+        """Run each branch on its input. In-place changes by one branch do not reach the others."""
         outputs: list[Any] = []
         for branch, x in zip(self.branches, inputs, strict=True):
             if len(outputs) == len(inputs) - 1:
                 outputs.append(branch(x, *args, **kwargs))
             elif self._writes_input is False:
-                # A view, so that autograd adds up in the same order as with a copy.
+                # A view, so that autograd sums gradients in the same order as with a copy.
                 outputs.append(branch(x.view_as(x), *args, **kwargs))
             else:
                 outputs.append(self._watched(branch, _clone(x), args, kwargs))
         return outputs
 
     def _watched(self, branch: nn.Module, own: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run a branch on a copy of its own; the first time, see whether it writes into it."""
+        """Run a branch on its own copy of the input; record whether it changed the copy."""
         if torch.compiler.is_compiling():
             return branch(own, *args, **kwargs)
         version = own._version
@@ -94,11 +96,11 @@ class Branches(nn.Module):
 
 
 class AdaptiveLevel(Branches):
-    """One residual level: x = Σ_b α_b · branch_b(x) (Eq. 3). Stands where the stage stood.
+    """One residual level, x = Σ_b α_b · branch_b(x) (Eq. 3). It replaces the stage.
 
-    `alpha` is a buffer with one weight per branch, or None while θ_base is being trained.
-    Iterating over a level gives the level itself, once: `for block in stage: x = block(x)` and
-    `nn.Sequential(*stage)` go on computing what the stage computes, with every branch in it.
+    `alpha` is a buffer with one weight per branch, or None in the base phase. Iterating over a
+    level yields the level itself, once, so that `for block in stage: x = block(x)` and
+    `nn.Sequential(*stage)` still run every branch.
     """
 
     alpha: Tensor | None
@@ -119,14 +121,13 @@ class AdaptiveLevel(Branches):
         self.register_buffer("alpha", None)
 
     def freeze_base(self, copies: list[nn.Module] | None = None) -> None:
-        """θ_base is what the plastic branch is now: build the others from it, with φ = 1."""
+        """Make the weights of the plastic branch θ_base; α and φ get their initial values."""
         super().freeze_base(copies)
         tensors = itertools.chain(self.plastic.parameters(), self.plastic.buffers())
         like: Tensor = next(tensor for tensor in tensors if tensor.is_floating_point())
         self.alpha = torch.tensor(self.initial_alpha, dtype=like.dtype, device=like.device)
 
     def thaw_base(self) -> None:
-        """Back to the plastic branch alone, all of it learning."""
         super().thaw_base()
         self.alpha = None
 
@@ -141,19 +142,19 @@ class AdaptiveLevel(Branches):
         return [x] * len(self.branches)
 
     def __getitem__(self, index: int) -> nn.Module:
-        """A block of the plastic branch, e.g. `net.layer4[-1]` as a Grad-CAM target."""
+        """Return a block of the plastic branch, e.g. `net.layer4[-1]` as a Grad-CAM target."""
         if not isinstance(index, int):
             raise TypeError(
-                f"{self.name}[{index!r}]: a level gives single blocks of its plastic branch; "
-                f"a slice would leave out the stable one. Call the level, or look in .branches."
+                f"{self.name}[{index!r}]: the index must be an integer, since a slice of the "
+                f"plastic branch would leave out the stable one. Call the level, or use .branches."
             )
         return self.plastic[index]  # type: ignore[index,no-any-return]
 
     def __setitem__(self, index: int, block: nn.Module) -> None:
         if self.base_frozen:
             raise TypeError(
-                f"{self.name}[{index!r}] = …: θ_base is frozen, the branches would differ. "
-                f"Change the stage before the conversion, or while the base phase lasts."
+                f"{self.name}[{index!r}] = …: θ_base is frozen, and the branches would differ. "
+                f"Replace blocks before the conversion or in the base phase."
             )
         self.plastic[index] = block  # type: ignore[operator]
 
@@ -161,7 +162,7 @@ class AdaptiveLevel(Branches):
         return iter((self,))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A flag that the host sets on its stages (timm's `grad_checkpointing`) is for the branches.
+        # A flag that a host sets on its stages (timm's `grad_checkpointing`) goes to the branches.
         branches = self.__dict__.get("_modules", {}).get("branches")
         if branches and name not in self.__dict__ and name in branches[0].__dict__:
             for branch in branches:
@@ -175,10 +176,10 @@ class AdaptiveLevel(Branches):
 
 
 class PairedStem(Branches):
-    """A piece of the stem, once per branch, for a host whose own forward calls it as one module.
+    """A module of the stem, once per branch, called by the host's forward as one module.
 
-    The branches travel side by side in the batch dimension: what the host does in between
-    (ReLU, pooling) acts on each sample alone. The first level takes them apart again.
+    The outputs of the branches are concatenated along the batch dimension. What the host does in
+    between (ReLU, pooling) acts on each sample separately. The first level splits them again.
     """
 
     def __init__(self, module: nn.Module, blocks: Sequence[str], *, first: bool) -> None:
@@ -193,7 +194,7 @@ class PairedStem(Branches):
 
 
 def _clone(x: Tensor) -> Tensor:
-    """A copy that counts the writes into it, which tensors made in inference mode do not."""
+    """Return a copy that counts in-place changes. Tensors made in inference mode do not."""
     if not torch.compiler.is_compiling() and x.is_inference():
         with torch.inference_mode(False):
             return x.clone()
@@ -201,13 +202,13 @@ def _clone(x: Tensor) -> Tensor:
 
 
 def split(x: Tensor, count: int) -> list[Tensor]:
-    """The branches' shares of a batch that a paired stem put together."""
+    """Split a batch that a paired stem concatenated into one part per branch."""
     size = x.shape[0] // count
     return [x[i * size : (i + 1) * size] for i in range(count)]
 
 
 def aggregate(outputs: Sequence[Any], alpha: Tensor) -> Any:
-    """Σ_b α_b · outputs_b for every tensor in a tensor, tuple, list or dict (Eq. 3)."""
+    """Return Σ_b α_b · outputs_b (Eq. 3), for every tensor in tuples, lists and dicts."""
     first = outputs[0]
     if isinstance(first, Tensor):
         if not first.is_floating_point():
@@ -225,7 +226,7 @@ def aggregate(outputs: Sequence[Any], alpha: Tensor) -> Any:
 
 
 def levels(model: nn.Module) -> list[AdaptiveLevel]:
-    """The adaptive levels of a converted model in forward order; empty for a plain one."""
+    """Return the adaptive levels of a model in forward order; empty for a plain model."""
     return [module for module in model.modules() if isinstance(module, AdaptiveLevel)]
 
 

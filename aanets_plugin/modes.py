@@ -1,4 +1,4 @@
-"""Evaluation mode for a while, with every module's own flag given back afterwards."""
+"""Evaluation mode as a context manager."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put `model` in eval mode and restore the mode of every module afterwards."""
     flags = [(module, module.training) for module in model.modules()]
     try:
         model.eval()

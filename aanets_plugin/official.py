@@ -1,9 +1,9 @@
-"""The authors' α update as their LUCIR loop runs it, for comparison with published numbers.
+"""The α update of the authors' code, for comparison with published numbers.
 
-One scalar a per level weighs the first branch, 1 − a the second. Its gradient is never cleared:
-each backward of the lower level adds to it, each balanced batch adds to it, and after each
-balanced batch follows one SGD step with momentum and weight decay on a. Momentum starts anew with
-each phase, the gradient does not.
+Each level has one scalar a: the first branch has weight a, the second 1 − a. The gradient of a is
+never cleared. Each backward pass of the lower level adds to it, and so does each balanced batch.
+After each balanced batch there is one SGD step with momentum and weight decay on a. The momentum is
+reset in each phase, the gradient is not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aanets_plugin.alpha_gradient import alpha_alone
+from aanets_plugin.alpha_gradient import only_alpha_learns
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
@@ -25,10 +25,10 @@ _DEFAULTS = AANetConfig(official=True)
 
 
 class OfficialBilevel(BilevelStrategy):
-    """lr 1e-8, momentum 0.9, weight decay 5e-4 on a, gradients accumulated over both levels.
+    """BilevelStrategy with the authors' update and their hyperparameters as defaults.
 
-    In an incremental phase α asks for a gradient in the host's own backward. The host's optimizer
-    must leave it alone, as one over `model.parameters()` or `parameter_groups(model)` does.
+    In an incremental phase α collects gradients in the backward pass of the host. The optimizer of
+    the host must not hold α. One over `model.parameters()` or `parameter_groups(model)` does not.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class OfficialBilevel(BilevelStrategy):
         for level in levels(model):
             if len(level.blocks) != 2:
                 raise ConfigurationError(
-                    f"the official update weighs two branches, {level.name} has {level.blocks}."
+                    f"{level.name} has the branches {level.blocks}: the official update needs two. "
+                    f"Convert the model with two blocks."
                 )
         super().__init__(model, lr=lr, momentum=momentum, normalize=False, **options)
         self.weight_decay = weight_decay
@@ -67,7 +68,7 @@ class OfficialBilevel(BilevelStrategy):
 
     def _update(self, batches: Iterable[Any]) -> float:
         losses = []
-        with alpha_alone(self.model) as alphas:
+        with only_alpha_learns(self.model) as alphas:
             for batch in batches:
                 loss = self.loss_fn(self.model, batch)
                 gradients = torch.stack(torch.autograd.grad(loss, alphas))
@@ -76,14 +77,14 @@ class OfficialBilevel(BilevelStrategy):
                     gradients /= dist.get_world_size()
                 if not torch.isfinite(loss) or not torch.isfinite(gradients).all():
                     raise NonFiniteLossError(
-                        f"the balanced loss or its gradient is not finite (loss {loss.item()}); α "
-                        f"is as it was before this batch."
+                        f"The balanced loss or its gradient is not finite (loss {loss.item()}). α "
+                        f"was not changed by this batch. Lower the learning rate of the network."
                     )
                 losses.append(loss.item())
                 for level, gradient in zip(levels(self.model), gradients, strict=True):
                     self._step(level.alpha, level.name, gradient)
         if not losses:
-            raise ConfigurationError("the balanced loader gave no batch; α needs data to learn on.")
+            raise ConfigurationError("The balanced loader has no batch. Pass one that has samples.")
         return sum(losses) / len(losses)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Parameter groups for the lower level's optimizer."""
+"""Parameter groups for the optimizer of the lower level."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from aanets_plugin.scaling import scaled_layers
 def parameter_groups(
     model: nn.Module, lr: float | None = None, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """What the lower level learns (Eq. 7) as optimizer groups, φ without weight decay.
+    """Return the learnable parameters as optimizer groups, with no weight decay on φ.
 
-    Decay would pull φ to 0 and with it the stable branch, for a reason that is not in the loss.
+    Weight decay would pull φ, and with it the stable branch, towards 0. The right value without
+    any training signal is 1.
 
     Example:
-        >>> optimizer = torch.optim.SGD(
-        ...     parameter_groups(model, lr=0.1, weight_decay=5e-4), momentum=0.9
-        ... )
+        >>> from torch.optim import SGD
+        >>> from aanets_plugin import convert_to_aanet
+        >>> from aanets_plugin.baselines import resnet20
+        >>> groups = parameter_groups(convert_to_aanet(resnet20()), lr=0.1, weight_decay=5e-4)
+        >>> [group["weight_decay"] for group in groups]
+        [0.0005, 0.0]
+        >>> optimizer = SGD(groups, momentum=0.9)
     """
     phi = [layer.phi for layer in scaled_layers(model) if layer.phi.requires_grad]
     known = set(map(id, phi))

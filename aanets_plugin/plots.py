@@ -1,4 +1,4 @@
-"""Pictures of a run. matplotlib is imported when one is drawn."""
+"""The plot of α. matplotlib is imported only when it is drawn."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ def plot_alpha(
     *,
     smoothing: float = 0.0,
 ) -> Any:
-    """Draw α over the updates of all phases, one panel per level, as the paper's Figure 4.
+    """Plot α over the updates of all phases, one panel per level (the paper's Figure 4).
 
-    Vertical lines are the starts of phases. `smoothing` in [0, 1) is the share of the previous
-    value in a running mean; the paper's curves have 0.8. Returns the matplotlib figure, and saves
-    it if a path is given.
+    Vertical lines mark the starts of phases.
+
+    Args:
+        history: `BilevelStrategy.history`.
+        path: Where to save the figure, if anywhere.
+        smoothing: Weight of the previous value in a running mean, in [0, 1). The paper uses 0.8.
+
+    Returns:
+        The matplotlib figure.
     """
     if not history:
-        raise ConfigurationError("no α to plot: the history has no update yet.")
+        raise ConfigurationError(
+            "history is empty: α has not been updated yet. Train a phase first."
+        )
     if not 0 <= smoothing < 1:
-        raise ConfigurationError(f"smoothing={smoothing}: expected a number in [0, 1).")
+        raise ConfigurationError(f"smoothing={smoothing}: must be ≥ 0 and < 1.")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

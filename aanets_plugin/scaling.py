@@ -1,8 +1,8 @@
-"""How much of a module tree learns: all of it, neuron-level scaling weights φ alone, or nothing.
+"""The block types: what learns in a branch. Everything, only the scaling weights φ, or nothing.
 
-Weights that stop learning turn from parameters into buffers *under the same names*, so that
-`module.parameters()` is always exactly what learns, and checkpoints keep their keys. The module
-stays where it is; only its class changes, to a subclass of the one it had.
+Weights that stop learning become buffers of the same names. So `module.parameters()` is exactly
+what learns, and checkpoints keep their keys. The module object stays; its class becomes a subclass
+of the class that it had.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 KERNEL_LAYERS = (_ConvNd, nn.Linear)
-"""The layers whose weight is frozen under a φ in a scaling branch."""
+"""The layers whose weight is frozen and scaled by φ in a scaling branch."""
 
 
-class _Held(nn.Module):
-    """Mixed into the class of a module some of whose parameters became buffers."""
+class FrozenParameters(nn.Module):
+    """Mixin for the class of a module whose parameters, listed in `held`, became buffers."""
 
     prefix = ""
     held: tuple[str, ...]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A class made at run time cannot be pickled by name, so name its two parents instead.
+        # A class made at run time cannot be pickled by name. Pickle its two base classes instead.
         reduced: Any = super().__reduce_ex__(protocol)
         if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced
         return _blank, type(self).__bases__, *reduced[2:]
 
 
-class Scaled(_Held):
-    """A convolution W ⊙ φ with frozen W and learned φ (Eq. 1), whatever its own forward does.
+class Scaled(FrozenParameters):
+    """A layer with weight W ⊙ φ, frozen W and learned φ (Eq. 1). Its own forward is used.
 
-    Reading `weight` gives the product; the frozen W itself is the buffer of that name.
+    The attribute `weight` is the product. The buffer `weight` is the frozen W.
     """
 
     prefix = "Scaled"
@@ -46,12 +46,12 @@ class Scaled(_Held):
     @property
     def weight(self) -> Tensor:
         product: Tensor = self._buffers["weight"] * self.phi  # type: ignore[operator]
-        # The layout that inductor chooses by itself crashes the CPU's convolution backward.
+        # The layout that inductor would choose crashes the backward of convolutions on the CPU.
         return product.contiguous() if torch.compiler.is_compiling() else product
 
 
-class Frozen(_Held):
-    """A module that learns nothing and stays in eval mode, so that its statistics never move."""
+class Frozen(FrozenParameters):
+    """A module that learns nothing and stays in eval mode, so that its statistics do not change."""
 
     prefix = "Frozen"
 
@@ -60,7 +60,7 @@ class Frozen(_Held):
 
 
 def scale(tree: nn.Module) -> None:
-    """Freeze every kernel of `tree` under a φ of ones; normalisation layers go on learning."""
+    """Freeze the kernels in `tree` and add φ = 1 to each. Normalization layers keep learning."""
     for module in list(tree.modules()):
         if isinstance(module, KERNEL_LAYERS):
             shape = (*module.weight.shape[:2], *(1 for _ in module.weight.shape[2:]))
@@ -70,7 +70,7 @@ def scale(tree: nn.Module) -> None:
 
 
 def freeze(tree: nn.Module) -> None:
-    """Freeze everything in `tree`, statistics of its normalisation layers included."""
+    """Freeze everything in `tree`, including the statistics of normalization layers."""
     tree.eval()
     for module in list(tree.modules()):
         _hold(module)
@@ -80,10 +80,10 @@ def freeze(tree: nn.Module) -> None:
 def release(tree: nn.Module, *, training: bool) -> None:
     """Undo `scale` and `freeze`: every weight is a parameter again, with φ multiplied in.
 
-    `training` is the mode of what was frozen; other modules keep theirs.
+    `training` is the new mode of frozen modules. Other modules keep their mode.
     """
     for module in list(tree.modules()):
-        if isinstance(module, _Held):
+        if isinstance(module, FrozenParameters):
             if isinstance(module, Scaled):
                 absorb(module)
                 del module.phi
@@ -97,7 +97,7 @@ def release(tree: nn.Module, *, training: bool) -> None:
 
 @torch.no_grad()
 def absorb(tree: nn.Module) -> None:
-    """θ_base ← φ ⊙ θ_base, φ ← 1 in every scaled layer, in place: the function is the same."""
+    """Multiply φ into θ_base and set φ to 1, in place. The outputs stay the same."""
     for module in scaled_layers(tree):
         kernel = module._buffers["weight"]
         kernel.mul_(module.phi)  # type: ignore[union-attr]
@@ -105,6 +105,7 @@ def absorb(tree: nn.Module) -> None:
 
 
 def scaled_layers(tree: nn.Module) -> Iterator[Scaled]:
+    """Yield the layers in `tree` that have a φ."""
     return (module for module in tree.modules() if isinstance(module, Scaled))
 
 
@@ -113,11 +114,11 @@ RULES: dict[str, Callable[[nn.Module], None]] = {
     "scaling": scale,
     "frozen": freeze,
 }
-"""The paper's block types (Table 1): what each does to a branch that so far learns everything."""
+"""What each block type of the paper (Table 1) does to a branch in which everything learns."""
 
 
 def _hold(module: nn.Module) -> None:
-    """Turn the module's own parameters into buffers of the same names and remember which."""
+    """Turn the module's own parameters into buffers of the same names, listed in `held`."""
     names = tuple(name for name, value in module._parameters.items() if value is not None)
     for name in names:
         value = module._parameters.pop(name)

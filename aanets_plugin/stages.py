@@ -1,4 +1,4 @@
-"""Where the residual stages and the stem of a network are, read off its modules and their code."""
+"""Finds the residual stages and the stem of a network by its modules and their code."""
 
 from __future__ import annotations
 
@@ -14,25 +14,32 @@ from torch.nn.modules.conv import _ConvNd
 
 
 def find_stages(model: nn.Module) -> list[str]:
-    """Dotted names of the residual stages in forward order; empty if there are none.
+    """Return the dotted names of the residual stages in forward order; empty if there are none.
 
-    A residual block convolves, and its own forward adds. The stages are the modules that hold
-    such blocks, side by side in the first place from the root where there is more than one.
+    A residual block has convolutions and an addition in its own forward. The stages are the modules
+    that hold such blocks, at the first depth below the root at which there are several of them.
+
+    Example:
+        >>> from torchvision.models import resnet18
+        >>> find_stages(resnet18())
+        ['layer1', 'layer2', 'layer3', 'layer4']
     """
     path, parent = "", model
     while True:
-        found = _residual_children(parent)
-        single = [name for name in found if not _residual_children(parent.get_submodule(name))]
-        nests = [name for name in found if name not in single]
-        if len(nests) != 1 or _is_row_of_blocks(parent.get_submodule(nests[0])):
-            return [path + name for name in found]
-        # Beside one nest, a single block is a stem or a neck.
-        path, parent = f"{path}{nests[0]}.", parent.get_submodule(nests[0])
+        residual = _residual_children(parent)
+        nested = [name for name in residual if _residual_children(parent.get_submodule(name))]
+        if len(nested) != 1 or _is_row_of_blocks(parent.get_submodule(nested[0])):
+            return [path + name for name in residual]
+        # One child holds all stages. A residual block beside it is a stem or a neck.
+        path, parent = f"{path}{nested[0]}.", parent.get_submodule(nested[0])
 
 
 def find_stem(model: nn.Module, first_stage: str) -> list[str]:
-    """Names of the modules with weights that come before the first stage, from the place on the
-    way up from it where there is a convolution among them. A linear layer is never stem."""
+    """Return the names of the modules with weights that come before the first stage.
+
+    They are siblings of the stage, or of its closest parent with a convolution before it. A module
+    with a linear layer is never part of the stem.
+    """
     *parents, name = first_stage.split(".")
     while True:
         path = "".join(f"{parent}." for parent in parents)
@@ -50,7 +57,7 @@ def find_stem(model: nn.Module, first_stage: str) -> list[str]:
 
 
 def common_parent(names: list[str]) -> str:
-    """The dotted name of the deepest module that holds all of them; empty for the root."""
+    """Return the dotted name of the deepest module that contains all of them; "" is the root."""
     common: list[str] = []
     for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
         if len(set(parts)) > 1:
@@ -60,6 +67,7 @@ def common_parent(names: list[str]) -> str:
 
 
 def _residual_children(module: nn.Module) -> list[str]:
+    """Names of the children that are or contain a residual block."""
     return [
         name
         for name, child in module.named_children()
@@ -68,7 +76,7 @@ def _residual_children(module: nn.Module) -> list[str]:
 
 
 def _is_row_of_blocks(module: nn.Module) -> bool:
-    """Whether nothing but innermost residual blocks is in here: then this is one stage."""
+    """Whether all children are innermost residual blocks. Then the module is one stage."""
     return all(
         _is_residual_block(child) and not _residual_children(child) for child in module.children()
     )
@@ -84,7 +92,7 @@ def _contains(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 @functools.cache
 def _adds(cls: Any) -> bool:
-    """Whether the forward of this class, or a method of its own that it calls, adds anything."""
+    """Whether the forward of this class, or one of its methods that it calls, has an addition."""
     own = {name for base in cls.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
     seen: set[str] = set()
     pending = ["forward"] if "forward" in own else []
@@ -106,7 +114,7 @@ def _adds(cls: Any) -> bool:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code and that of the functions defined inside it."""
+    """Yield the code of a function and of the functions defined inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

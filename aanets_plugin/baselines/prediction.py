@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import MapStyle, _check_features, _check_length, targets_of
+from aanets_plugin.exemplars import MapStyle, check_features, check_length, targets_of
 
 
 def class_means(
@@ -27,9 +27,9 @@ def class_means(
     (tensor([4, 7]), tensor([[0., 1.],
             [1., 0.]]))
     """
-    _check_features(features)
+    check_features(features)
     labels = targets_of(targets)
-    _check_length(labels, features, "targets")
+    check_length(labels, features, "targets")
     if len(labels) == 0:
         raise ConfigurationError(
             f"features has the shape {tuple(features.shape)}: expected at least one sample; pass "
@@ -37,7 +37,7 @@ def class_means(
         )
     unit = _unit(features)
     if flipped is not None:
-        _check_features(flipped)
+        check_features(flipped)
         if flipped.shape != features.shape:
             raise ConfigurationError(
                 f"flipped has the shape {tuple(flipped.shape)}, features has "

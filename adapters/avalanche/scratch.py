@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from aanets_plugin.convert import _STEM_RULE, freeze_base
+from aanets_plugin.convert import STEM_RULE, freeze_base
 from aanets_plugin.levels import AdaptiveLevel, Branches
 
 
@@ -20,7 +20,7 @@ def stable_state(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(module, Branches):
             prefixes += [f"{name}.branches.{b}." for b in range(1, len(module.branches))]
             prefixes += [f"{name}.alpha"] if isinstance(module, AdaptiveLevel) else []
-        elif module.__dict__.get(_STEM_RULE, "all") != "all":
+        elif module.__dict__.get(STEM_RULE, "all") != "all":
             prefixes.append(f"{name}.")
     state = model.state_dict()
     return {k: v.clone() for k, v in state.items() if k.startswith(tuple(prefixes))}

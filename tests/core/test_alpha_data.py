@@ -43,7 +43,7 @@ def test_a_loss_that_is_not_finite_leaves_alpha_and_the_steps_as_they_were(bad):
     bilevel = started(model, momentum=0.9, loss_fn=lambda m, b: labelled(m, b) * next(factors))
     bilevel.after_epoch(loader())
     before, alpha = snapshot(model), alphas(model)
-    with pytest.raises(NonFiniteLossError, match=r"phase 0, epoch 1: .* α is as before"):
+    with pytest.raises(NonFiniteLossError, match=r"Phase 0, epoch 1: .* α was not changed"):
         bilevel.after_epoch(loader())
     assert torch.equal(alphas(model), alpha)
     assert touched(model, before) == []
@@ -64,10 +64,10 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_refused_too():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (samples()[0], "is a Tensor; expected"),
-        ((samples()[0],), "is a tuple; expected"),
-        ({"x": samples()[0], "y": samples()[1]}, "is a dict; expected"),
-        (("x", "y"), "is a tuple; expected"),
+        (samples()[0], "is a Tensor: must"),
+        ((samples()[0],), "is a tuple: must"),
+        ({"x": samples()[0], "y": samples()[1]}, "is a dict: must"),
+        (("x", "y"), "is a tuple: must"),
         (None, "NoneType"),
         (3, "int"),
     ],
@@ -91,7 +91,7 @@ def test_a_label_without_an_output_is_refused(label):
     y[3] = label
     bilevel, before = started(model), alphas(model)
     with pytest.raises(
-        ConfigurationError, match=rf"labels from .*{label}.*, the model has 5 outputs"
+        ConfigurationError, match=rf"labels from .*{label}.*, but the model has 5 outputs"
     ):
         bilevel.after_epoch([(x, y)])
     assert torch.equal(alphas(model), before)
@@ -100,7 +100,7 @@ def test_a_label_without_an_output_is_refused(label):
 @pytest.mark.parametrize(("network", "given"), [(HeadsNet, "list"), (DictNet, "dict")])
 def test_outputs_that_are_not_logits_are_refused(network, given):
     model = convert_to_aanet(network().double())
-    with pytest.raises(ConfigurationError, match=f"gives a {given}; expected logits.*loss_fn"):
+    with pytest.raises(ConfigurationError, match=f"returns a {given}: must be logits.*loss_fn"):
         started(model).after_epoch(loader())
 
 

@@ -118,7 +118,7 @@ def test_a_resumed_base_phase_is_a_base_phase():
 def test_the_state_of_another_model_is_refused():
     bilevel = started(aanet())
     foreign = started(convert_to_aanet(HeadOverDictNet().double()))
-    with pytest.raises(ConfigurationError, match=r"convnet\.stage_1.*this one has.*layer1"):
+    with pytest.raises(ConfigurationError, match=r"convnet\.stage_1.*this model has.*layer1"):
         bilevel.load_state_dict(foreign.state_dict())
     bilevel.load_state_dict(started(aanet()).state_dict())
 

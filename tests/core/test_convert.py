@@ -327,7 +327,7 @@ BAD = {
         resnet18,
         {"stages": ["layer1", "layer1"]},
         ConfigurationError,
-        ["'layer1'", "twice"],
+        ["'layer1'", "repeated"],
     ),
     "wrong order": (
         resnet18,

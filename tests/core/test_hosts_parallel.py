@@ -109,7 +109,7 @@ def test_a_network_in_distributed_data_parallel_is_refused():
     try:
         net = DistributedDataParallel(CifarResNet(1, 5))
         before = snapshot(net)
-        with pytest.raises(UnsupportedModelError, match="Convert first, then wrap"):
+        with pytest.raises(UnsupportedModelError, match="Convert the model first, then wrap"):
             convert_to_aanet(net)
         assert not levels(net)
         assert not changed(net, before)

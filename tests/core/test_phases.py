@@ -126,11 +126,11 @@ def test_update_base_absorbs_phi_and_keeps_the_function(update_base):
 @pytest.mark.parametrize(
     ("before", "call", "advice"),
     [
-        ([], "after_epoch", r"after_epoch\(\) outside a phase: call begin_phase\(\) first"),
-        ([], "end_phase", r"end_phase\(\) outside a phase: call begin_phase\(\) first"),
-        (["begin_phase"], "begin_phase", r"phase 0 has not ended: call end_phase\(\) first"),
-        (["begin_phase", "end_phase"], "end_phase", r"call begin_phase\(\) first"),
-        (["begin_phase", "end_phase"], "after_epoch", r"call begin_phase\(\) first"),
+        ([], "after_epoch", r"after_epoch\(\) was called outside a phase. Call begin_phase\(\)"),
+        ([], "end_phase", r"end_phase\(\) was called outside a phase. Call begin_phase\(\)"),
+        (["begin_phase"], "begin_phase", r"Phase 0 has not ended. Call end_phase\(\) first"),
+        (["begin_phase", "end_phase"], "end_phase", r"Call begin_phase\(\) first"),
+        (["begin_phase", "end_phase"], "after_epoch", r"Call begin_phase\(\) first"),
     ],
 )
 def test_calls_out_of_order_say_what_to_call(before, call, advice):
@@ -154,7 +154,7 @@ def test_an_incremental_phase_needs_the_balanced_loader():
 def test_an_empty_loader_is_refused_and_counts_as_no_epoch():
     model = aanet()
     bilevel, before = started(model), alphas(model)
-    with pytest.raises(ConfigurationError, match="gave no batch"):
+    with pytest.raises(ConfigurationError, match="has no batch"):
         bilevel.after_epoch([])
     assert bilevel.epoch == 0
     assert bilevel.history == []

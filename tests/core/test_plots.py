@@ -98,7 +98,7 @@ def test_smoothed_weights_still_sum_to_one(history):
 
 
 def test_an_empty_history_is_refused():
-    with pytest.raises(ConfigurationError, match="no update yet"):
+    with pytest.raises(ConfigurationError, match="history is empty"):
         plot_alpha([])
 
 
