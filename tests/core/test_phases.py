@@ -219,3 +219,38 @@ def test_an_optimizer_built_before_phi_exists_is_noticed(early):
     noticed = ["φ did not move in phase 1" in str(w.message) for w in caught]
     assert noticed == ([True] if early else [])
     assert all(w.filename == __file__ for w in caught)
+
+
+def test_a_with_block_is_a_phase():
+    model = aanet()
+    bilevel = BilevelStrategy(model)
+    with bilevel.phase() as entered:
+        assert entered is bilevel
+        assert bilevel.in_phase
+        assert not levels(model)[0].base_frozen
+    assert not bilevel.in_phase
+    assert levels(model)[0].base_frozen
+    with bilevel.phase():
+        bilevel.after_epoch(loader())
+    assert bilevel.phase_index == 1
+    assert {record.phase for record in bilevel.history} == {1}
+
+
+def test_an_error_in_a_with_block_leaves_the_phase_open_and_the_base_trainable():
+    model = aanet()
+    bilevel = BilevelStrategy(model)
+    with pytest.raises(KeyError), bilevel.phase():
+        raise KeyError
+    assert bilevel.in_phase
+    assert not levels(model)[0].base_frozen
+    with pytest.raises(PhaseError):
+        bilevel.begin_phase()
+
+
+def test_a_network_that_was_trained_as_phase_0_begins_with_phase_1():
+    model = aanet()
+    bilevel = BilevelStrategy(model, base_phase=False, first_phase=1)
+    assert levels(model)[0].base_frozen
+    with bilevel.phase():
+        bilevel.after_epoch(loader())
+    assert {record.phase for record in bilevel.history} == {1}
