@@ -17,7 +17,7 @@ from aanets_plugin.stages import common_parent, find_stages, find_stem
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_STEM_RULE = "_aanet_stem_rule"
+STEM_RULE = "_aanet_stem_rule"
 """The attribute of a shared stem module that tells how it learns once θ_base is frozen."""
 
 
@@ -79,7 +79,7 @@ def convert_to_aanet(
     if not paired:
         for name in stem_names:
             module, rule = model.get_submodule(name), blocks[-1] if stem == "stable" else "all"
-            setattr(module, _STEM_RULE, rule)
+            setattr(module, STEM_RULE, rule)
             RULES[rule](module)
     trunk = model.get_submodule(common_parent([*stem_names, *names]))
     trunk.register_load_state_dict_pre_hook(_follow_checkpoint)  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ def freeze_base(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, Branches):
             module.freeze_base()
-        elif rule := module.__dict__.get(_STEM_RULE):
+        elif rule := module.__dict__.get(STEM_RULE):
             RULES[rule](module)
 
 
@@ -108,7 +108,7 @@ def thaw_base(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, Branches):
             module.thaw_base()
-        elif _STEM_RULE in module.__dict__:
+        elif STEM_RULE in module.__dict__:
             release(module, training=model.training)
 
 

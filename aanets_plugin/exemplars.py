@@ -49,7 +49,7 @@ def targets_of(dataset: MapStyle | Dataset[Any]) -> torch.Tensor:
     for place, value in _label_places(dataset):
         try:
             labels = _integers(value, place)
-            _check_length(labels, dataset, place)
+            check_length(labels, dataset, place)
         except ConfigurationError as error:
             refused.append(str(error))
         else:
@@ -180,7 +180,7 @@ def herd(features: torch.Tensor, k: int) -> torch.Tensor:
     >>> herd(torch.tensor([[0.0, 1.0], [3.0, 3.0], [2.0, 0.0]]), 2)
     tensor([1, 0])
     """
-    _check_features(features)
+    check_features(features)
     k = positive(k, "k")
     if k > len(features):
         raise ConfigurationError(
@@ -191,23 +191,27 @@ def herd(features: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def herd_classes(
-    features: torch.Tensor, targets: MapStyle | Dataset[Any], k: int
+    features: torch.Tensor, targets: MapStyle | Dataset[Any], k: int, *, at_most: bool = False
 ) -> dict[int, torch.Tensor]:
     """:func:`herd` for every class: class label to ``k`` ranked row indices of ``features``.
+
+    With ``at_most=True`` a class with fewer than ``k`` samples gives all its samples, also ranked.
+    Otherwise this is an error.
 
     >>> features = torch.eye(4)
     >>> {label: len(rows) for label, rows in herd_classes(features, [3, 7, 3, 7], 1).items()}
     {3: 1, 7: 1}
     """
-    _check_features(features)
+    check_features(features)
     k = positive(k, "k")
     labels = targets_of(targets)
-    _check_length(labels, features, "targets")
+    check_length(labels, features, "targets")
     classes, counts = torch.unique(labels, return_counts=True)
-    _check_counts(classes, counts, k, "k")
+    if not at_most:
+        _check_counts(classes, counts, k, "k")
     rows_by_class = torch.split(labels.sort(stable=True).indices, counts.tolist())
     return {
-        label: rows[_herd(features[rows.to(features.device)], k)]
+        label: rows[_herd(features[rows.to(features.device)], min(k, len(rows)))]
         for label, rows in zip(classes.tolist(), rows_by_class, strict=True)
     }
 
@@ -284,7 +288,7 @@ def _tensor(value: Any) -> torch.Tensor:
         return torch.tensor(value.tolist())
 
 
-def _check_length(labels: torch.Tensor, dataset: Any, name: str) -> None:
+def check_length(labels: torch.Tensor, dataset: Any, name: str) -> None:
     if hasattr(dataset, "__len__") and len(labels) != len(dataset):
         raise ConfigurationError(
             f"{name} has {len(labels)} labels for the {len(dataset)} samples of a "
@@ -302,15 +306,15 @@ def _labels_of_part(name: str, part: Any, given: Any) -> torch.Tensor:
         )
     if given is None:
         labels = targets_of(part)
-        _check_length(labels, part, name)
+        check_length(labels, part, name)
         return labels
     argument = "targets" if name == "dataset" else "exemplar_targets"
     labels = targets_of(given)
-    _check_length(labels, part, argument)
+    check_length(labels, part, argument)
     return labels
 
 
-def _check_features(features: torch.Tensor) -> None:
+def check_features(features: torch.Tensor) -> None:
     if not isinstance(features, torch.Tensor):
         raise ConfigurationError(
             f"features is a {type(features).__name__}; expected a tensor [samples, dimensions]; "

@@ -210,8 +210,8 @@ def test_the_batch_size_changes_batches_and_not_alpha():
     ("options", "message"),
     [
         ({"per_class": 0}, "per_class=0: must be an integer ≥ 1"),
-        ({"batch_size": 2.5}, "batch_size=2.5: expected a number of at least 1"),
-        ({"storage_policy": [1, 2]}, r"storage_policy=\[1, 2\]: expected an Avalanche storage"),
+        ({"batch_size": 2.5}, "batch_size=2.5: must be an integer ≥ 1"),
+        ({"storage_policy": [1, 2]}, r"storage_policy=\[1, 2\]: must be an Avalanche storage"),
     ],
 )
 def test_options_that_cannot_be_used(options, message):

@@ -251,10 +251,10 @@ def test_other_networks(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mem_size": 0}, "mem_size=0: expected a number of at least 1"),
+        ({"mem_size": 0}, "mem_size=0: must be an integer ≥ 1"),
         ({"mem_size": 60, "mem_size_per_class": 2}, "mem_size_per_class=2 and mem_size=60: give"),
-        ({"method": baselines.PODNet()}, r"method=PODNet\(.*expected an .*baselines.LUCIR"),
-        ({"predict_by": "mean"}, "predict_by='mean': expected 'head' or 'nearest_mean'"),
+        ({"method": baselines.PODNet()}, r"method=PODNet\(.*must be an .*baselines.LUCIR"),
+        ({"predict_by": "mean"}, "predict_by='mean': must be 'head' or 'nearest_mean'"),
         ({"model": MTSlimResNet18(2, nf=2)}, "MTSlimResNet18 wants task labels"),
     ],
 )

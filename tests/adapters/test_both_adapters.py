@@ -14,7 +14,7 @@ from torch import Tensor
 from aanets_plugin import baselines
 from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin
 from aanets_plugin.adapters.continuum.memory import with_samples
-from aanets_plugin.baselines.lifecycle import Lesson
+from aanets_plugin.baselines.lifecycle import MethodLoss
 from aanets_plugin.experiments import AANets, Memory, scenarios
 from aanets_plugin.experiments.runner import Run
 from tests.experiments.run_setup import TRAINING, digits, network, unaugmented
@@ -73,22 +73,22 @@ class OneBatch:
 
 
 @pytest.fixture
-def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What Continuum's runner trains on: images, labels, loss and the weights of the head."""
     found: list[Any] = []
-    forward: Callable[..., Tensor] = Lesson.forward
+    forward: Callable[..., Tensor] = MethodLoss.forward
 
-    def noted(lesson: Any, x: Tensor, y: Tensor) -> Tensor:
-        loss = forward(lesson, x, y)
-        found.append((x, y, float(loss), lesson.net.fc.weight.detach().clone()))
+    def noted(loss_module: Any, x: Tensor, y: Tensor) -> Tensor:
+        loss = forward(loss_module, x, y)
+        found.append((x, y, float(loss), loss_module.net.fc.weight.detach().clone()))
         return loss
 
-    monkeypatch.setattr(Lesson, "forward", noted)
+    monkeypatch.setattr(MethodLoss, "forward", noted)
     return found
 
 
 @pytest.mark.parametrize("aanets", [False, True], ids=["plain", "aanets"])
-def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
+def test_the_loss_of_the_first_incremental_batch(aanets, batches, tmp_path):
     streams = scenarios(unaugmented(digits()), base_classes=6, phases=2)
     benchmark = benchmark_of(streams)
 
@@ -106,9 +106,9 @@ def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
     runner.base = {name: value for name, value in state.items() if name != "columns"}
     runner._learn(0)
     runner._remember(0)
-    assert not lessons, "the base is not trained again"
+    assert not batches, "the base is not trained again"
     runner._learn(1)
-    x, y, loss, head = lessons[0]
+    x, y, loss, head = batches[0]
     assert 0 < (y < 6).sum() < len(y), "exemplars and new samples"
 
     found = {}
@@ -123,7 +123,7 @@ def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
         strategy.train(benchmark.train_stream[1])
         found[name] = batch.losses[0]
 
-    old = with_samples(runner.phases.train(0), runner.learned.exemplars.get())
+    old = with_samples(runner.phases.train(0), runner.state.exemplars.get())
     assert pixels(old) == pixels(exemplars)
     # Features are computed in batches of different sizes, in float32.
     assert torch.allclose(batch.head, head, rtol=1e-5, atol=1e-6), "imprinted alike"

@@ -124,7 +124,7 @@ def test_a_feature_of_zeros_is_no_reason_for_nan(features):
 
 
 def test_means_of_nothing_are_refused():
-    with pytest.raises(ConfigurationError, match=r"shape \(0, 3\): expected at least one sample"):
+    with pytest.raises(ConfigurationError, match=r"shape \(0, 3\): must have at least one sample"):
         class_means(torch.empty(0, 3), [])
 
 
