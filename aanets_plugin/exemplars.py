@@ -107,11 +107,11 @@ def balanced_indices(
 
     # A stable sort by class keeps the random order within each class, so that the first
     # ``per_class`` of every run are a draw without replacement.
-    order = _permutation(len(labels), generator)
+    order = permutation(len(labels), generator)
     by_class = order[inverse[order].sort(stable=True).indices]
     starts = counts.cumsum(0) - counts
     chosen = by_class[starts.unsqueeze(1) + torch.arange(per_class)].flatten()
-    return chosen[_permutation(len(chosen), generator)]
+    return chosen[permutation(len(chosen), generator)]
 
 
 def balanced_subset(
@@ -235,7 +235,7 @@ def _herd(features: torch.Tensor, k: int) -> torch.Tensor:
     return chosen
 
 
-def _permutation(n: int, generator: torch.Generator | None) -> torch.Tensor:
+def permutation(n: int, generator: torch.Generator | None) -> torch.Tensor:
     device = "cpu" if generator is None else generator.device
     return torch.randperm(n, generator=generator, device=device).cpu()
 

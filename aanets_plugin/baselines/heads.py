@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +77,7 @@ class SplitCosineLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights of all classes, old ones first. This is a copy: writing to it has no effect
-        on the head."""
+        """A copy of the weights of all classes, old ones first."""
         return torch.cat([self.fc1.weight, self.fc2.weight])
 
     def scores(self, features: Tensor) -> Tensor:
@@ -96,14 +96,9 @@ def grow_cosine(
 ) -> SplitCosineLinear:
     """Return a head with `new_classes` more outputs. `head` itself does not change.
 
-    All classes of `head` become old classes with copies of their weights, and σ is copied. All
-    parameters of the new head require a gradient.
-
-    Args:
-        head: The head of the previous phase.
-        new_classes: Number of classes to add.
-        imprint: Initial weights of the new classes, [new_classes, in_features]; see
-            `imprinted_weights`. Default: random.
+    All classes of `head` become old classes with copies of their weights, and σ is copied. The
+    weights of the new classes are `imprint`, [new_classes, in_features] (see `imprinted_weights`),
+    or random. All parameters of the new head require a gradient.
 
     Example:
         >>> grow_cosine(CosineLinear(64, 50), 10)
@@ -173,14 +168,7 @@ class CosineMethod(Method):
     def head(self, in_features: int, classes: int) -> nn.Module:
         return CosineLinear(in_features, classes)
 
-    def grow(
-        self,
-        head: nn.Module,
-        new: int,
-        features: Tensor | None = None,
-        targets: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> nn.Module:
+    def grow(self, head: nn.Module, new: int, *samples: Any, **options: Any) -> nn.Module:
         assert isinstance(head, (CosineLinear, SplitCosineLinear))
         return grow_cosine(head, new)
 

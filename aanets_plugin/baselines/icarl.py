@@ -6,14 +6,15 @@ Herding is `aanets_plugin.herd`. The nearest-mean classifier is in `prediction.p
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aanets_plugin.baselines.distillation import knowledge_distillation
 from aanets_plugin.baselines.heads import CosineMethod
 from aanets_plugin.baselines.method import Output, Rule
+from aanets_plugin.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,21 +40,53 @@ def icarl_loss(
     temperature: float = 2.0,
     beta: float = 0.25,
 ) -> Tensor:
-    """Cross-entropy over all classes plus distillation of the old classes.
+    """Cross-entropy over all classes plus β · `knowledge_distillation` of the old classes.
 
-        loss = cross-entropy + β · knowledge_distillation(logits, teacher_logits, T)
-
-    The original iCaRL uses sigmoids and binary cross-entropy in both terms.
-
-    Args:
-        logits: [batch, classes], the old classes first.
-        targets: Class labels, [batch].
-        teacher_logits: [batch, old classes]. None without a teacher: the loss is then the
-            cross-entropy alone.
-        temperature: T.
-        beta: β.
+    `logits` is [batch, classes] with the old classes first, `teacher_logits` is [batch, old]. With
+    `teacher_logits=None` the loss is the cross-entropy alone. The original iCaRL uses sigmoids and
+    binary cross-entropy in both terms.
     """
     loss = F.cross_entropy(logits, targets)
     if teacher_logits is None:
         return loss
     return loss + beta * knowledge_distillation(logits, teacher_logits, temperature)
+
+
+def knowledge_distillation(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float
+) -> Tensor:
+    """KL divergence of the student from the teacher on the old classes, at temperature T.
+
+    With p = softmax(teacher / T) and q = softmax(student / T), both over the old classes only:
+
+        T² · mean over samples of Σ over old classes of p · (log p - log q)
+
+    `student_logits` is [batch, classes] with the old classes first, `teacher_logits` is
+    [batch, old]. No gradient flows into the teacher.
+
+    Example:
+        >>> import torch
+        >>> teacher = torch.tensor([[2.0, 0.0]])
+        >>> student = torch.tensor([[2.0, 0.0, 5.0]])
+        >>> knowledge_distillation(student, teacher, temperature=2.0)
+        tensor(0.)
+    """
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ConfigurationError(
+            f"temperature={temperature!r}: must be > 0 and finite. iCaRL's is 2.0."
+        )
+    shapes = student_logits.shape, teacher_logits.shape
+    if (
+        any(len(shape) != 2 for shape in shapes)
+        or len(student_logits) != len(teacher_logits)
+        or not 1 <= teacher_logits.shape[1] <= student_logits.shape[1]
+    ):
+        raise ConfigurationError(
+            f"student_logits has the shape {tuple(shapes[0])}, teacher_logits has "
+            f"{tuple(shapes[1])}: must be [batch, classes] and [batch, old classes]. Pass the "
+            f"logits of both networks for the same batch."
+        )
+    old = teacher_logits.shape[1]
+    student = F.log_softmax(student_logits[:, :old] / temperature, dim=1)
+    teacher = F.softmax(teacher_logits.detach() / temperature, dim=1)
+    return temperature**2 * F.kl_div(student, teacher, reduction="batchmean")

@@ -6,19 +6,9 @@ import torch
 from torch import Tensor
 
 
-def kmeans(
-    points: Tensor, k: int, generator: torch.Generator | None = None, iterations: int = 100
-) -> Tensor:
-    """Return `k` cluster centres of `points` ([samples, dimensions], at least `k` samples)."""
-    return lloyd(points, kmeans_seeds(points, k, generator), iterations)
-
-
 def kmeans_seeds(points: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
-    """Choose `k` initial centres by k-means++.
-
-    Each centre is a sample, drawn with a probability proportional to its squared distance from the
-    centres chosen before.
-    """
+    """Choose `k` samples as initial centres by k-means++: the next one is drawn with a probability
+    proportional to its squared distance from those chosen before."""
     chosen = [_draw(points.new_ones(len(points)), generator)]
     distances = (points - points[chosen[0]]).square().sum(dim=1)
     for _ in range(1, k):

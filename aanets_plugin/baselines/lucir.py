@@ -16,7 +16,7 @@ from aanets_plugin.baselines.heads import (
     SplitCosineLinear,
     grow_cosine,
 )
-from aanets_plugin.baselines.method import Output, old_classes
+from aanets_plugin.baselines.method import Output
 from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.baselines.prediction import class_means
 from aanets_plugin.errors import ConfigurationError
@@ -60,7 +60,7 @@ class LUCIR(CosineMethod):
             scores=out.scores,
             features=out.features,
             teacher_features=None if teacher is None else teacher.features,
-            old=0 if teacher is None else old_classes(teacher),
+            old=0 if teacher is None else teacher.logits.shape[1],
             base=self.base,
             k=self.k,
             margin=self.margin,
@@ -86,15 +86,10 @@ def lucir_loss(
     λ is `less_forget_weight(old, new, base)`.
 
     Args:
-        logits: [batch, classes], the old classes first.
-        targets: Class labels, [batch].
-        scores: The cosines, of which the logits are a multiple: `head.scores(features)`, or
-            `logits / head.sigma`.
+        logits: [batch, classes], the first `old` columns are the old classes.
+        scores: The cosines: `head.scores(features)`, or `logits / head.sigma`.
         features: The inputs of the head, [batch, dimensions].
-        teacher_features: The same for the teacher. None without a teacher: the loss is then the
-            cross-entropy alone.
-        old: Number of old classes.
-        base: λ for as many old as new classes.
+        teacher_features: The same of the teacher. None: the loss is the cross-entropy alone.
         k, margin: See `margin_ranking_loss`.
 
     Example:
@@ -143,10 +138,7 @@ def less_forget_weight(old: int, new: int, base: float = 5.0) -> float:
 
 
 def less_forget_loss(features: Tensor, teacher_features: Tensor) -> Tensor:
-    """1 - cosine of the student's and the teacher's features, averaged over the batch.
-
-    No gradient flows into the teacher.
-    """
+    """1 - cosine of the student's and the teacher's features, batch mean; the teacher is fixed."""
     if features.ndim != 2 or features.shape != teacher_features.shape:
         raise ConfigurationError(
             f"features has the shape {tuple(features.shape)}, teacher_features has "
@@ -164,16 +156,9 @@ def margin_ranking_loss(
 
         mean of max(0, margin - score of the true class + score of the new class)
 
-    The mean is over the samples of old classes in the batch, and for each over the `k` new classes
-    with the highest scores. It is 0 for a batch without old classes. The authors' code averages
-    over `k`, as here; the paper's equation sums.
-
-    Args:
-        scores: Cosines, [batch, classes], the old classes first.
-        targets: Class labels, [batch].
-        old: Number of old classes.
-        k: New classes per sample. If there are fewer new classes, all are used.
-        margin: The margin.
+    The mean is over the samples of old classes (the first `old` columns of `scores`), and for each
+    over the `k` new classes with the highest scores, or all if there are fewer. It is 0 for a batch
+    without old classes. The authors' code averages over `k`, as here; the paper's equation sums.
     """
     if k < 1:
         raise ConfigurationError(f"k={k!r}: must be ≥ 1. LUCIR's is 2.")
@@ -202,13 +187,9 @@ def imprinted_weights(
 ) -> Tensor:
     """Initial weights of new classes from the features of their samples (LUCIR's imprinting).
 
-    Args:
-        features: [samples, dimensions]. The weights of a class point to the mean of its
-            L2-normalized features.
-        targets: Class labels, [samples].
-        classes: The new classes, in the order of the returned rows.
-        norm: Length of each row. LUCIR uses the average over the old classes,
-            `head.weight.norm(dim=1).mean()`.
+    There is one row for each of `classes`. It points to the mean of the class's L2-normalized
+    features and has the length `norm`; LUCIR uses the average over the old classes,
+    `head.weight.norm(dim=1).mean()`.
 
     Example:
         >>> features = torch.tensor([[3.0, 0.0], [0.0, 5.0], [0.0, 1.0]])

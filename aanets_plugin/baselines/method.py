@@ -5,10 +5,9 @@ A loop that trains a `Method` does the following in each phase after the first (
 
     teacher = teacher_of(net)
     grow_head(method, net, new, samples)
-    for x, y in new data and exemplars:
-        loss = MethodLoss(method, net, teacher)(x, y)
+    train MethodLoss(method, net, teacher) on new data and exemplars
     herd exemplars; replace them by `method.refine(...)` if `method.learns_exemplars`
-    fine_tune(method, net, ...)
+    train `fine_tuning(method, net)` on exemplars
 
 The columns of the logits are the classes in the order in which they arrived.
 """
@@ -43,11 +42,10 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class FineTuning:
-    """Settings of the fine-tuning on exemplars at the end of a phase."""
+    """Settings of the fine-tuning of the head on exemplars at the end of a phase."""
 
     epochs: int
     lr: float
-    head_only: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +90,8 @@ class Method:
     ) -> nn.Module:
         """Return the head of the next phase, with `new` more classes.
 
-        `features` and `targets` belong to the samples of the new classes. Without them the new
-        weights are random, which is enough before a `load_state_dict`.
+        `features` and `targets` are those of the new classes; without them the new weights are
+        random.
         """
         raise NotImplementedError
 
@@ -124,22 +122,9 @@ class Method:
         bounds: tuple[Tensor, Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return learned exemplars that replace `images`, with the same labels.
-
-        Pixels stay within `bounds`, the lowest and the highest allowed value.
-        """
+        """Return learned exemplars instead of `images`, with pixels between the two `bounds`."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Return the name and the hyperparameters."""
         return {"name": self.name, **dataclasses.asdict(self)}
-
-
-def old_classes(teacher: Output) -> int:
-    """Return the number of classes that the teacher knows."""
-    return teacher.logits.shape[1]
-
-
-def head_fine_tuning(epochs: int, lr: float) -> FineTuning | None:
-    """Return the settings for fine-tuning the head only; None for zero epochs."""
-    return FineTuning(epochs, lr, head_only=True) if epochs else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,13 +44,11 @@ def phase_metrics(
     increments: Sequence[int],
     earlier: Sequence[PhaseMetrics],
 ) -> PhaseMetrics:
-    """Return the metrics of the last phase in `increments`.
+    """Return the metrics of the last phase.
 
-    Args:
-        predictions: Predicted labels of the test samples of all classes seen.
-        targets: Their true labels. Labels count from 0 in the order of arrival.
-        increments: The number of new classes of each phase so far.
-        earlier: The results of this function for all earlier phases.
+    `predictions` and `targets` are labels of test samples of all classes seen, numbered from 0 in
+    the order of arrival. `increments` are the numbers of new classes of all phases so far.
+    `earlier` are the results of this function for the earlier phases.
 
     Example:
         >>> first = phase_metrics(torch.tensor([0, 1]), torch.tensor([0, 1]), [2], [])
@@ -87,12 +86,7 @@ def phase_metrics(
     )
 
 
-def _check(
-    predictions: Tensor,
-    targets: Tensor,
-    increments: Sequence[int],
-    earlier: Sequence[PhaseMetrics],
-) -> None:
+def _check(predictions: Tensor, targets: Tensor, increments: Sequence[int], earlier: Any) -> None:
     if not increments or min(increments) < 1:
         raise ConfigurationError(
             f"increments={list(increments)}: must be the number of classes of each phase so far, "

@@ -1,9 +1,8 @@
 """Mnemonics (Liu et al., CVPR 2020): exemplars with learned pixels, and the method.
 
-A phase alternates between two levels. The model level trains the network on the new data and the
-exemplars, with the loss of any method. The exemplar level changes the pixels of the exemplars, so
-that a network fine-tuned on them has a low loss on the data they represent. At the end of the phase
-the network is fine-tuned on the exemplars alone, which are class-balanced:
+The pixels of the exemplars are changed so that a network fine-tuned on them has a low loss on the
+data they represent. This alternates with the training of the network. At the end of a phase the
+network is fine-tuned on the exemplars alone, which are class-balanced:
 
     exemplars = ...                            # a random or herded subset of the new data
     for epoch in range(epochs):
@@ -32,9 +31,10 @@ from torch.func import functional_call
 from aanets_plugin.alpha_gradient import logits_of
 from aanets_plugin.baselines.lifecycle import requires_grad, sgd, train_epoch
 from aanets_plugin.baselines.lucir import LUCIR
-from aanets_plugin.baselines.method import FineTuning, head_fine_tuning
+from aanets_plugin.baselines.method import FineTuning
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.exemplars import permutation
 from aanets_plugin.modes import evaluating
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -62,7 +62,7 @@ class Mnemonics(LUCIR):
 
     @property
     def fine_tuning(self) -> FineTuning | None:
-        return head_fine_tuning(self.finetune_epochs, self.finetune_lr)
+        return FineTuning(self.finetune_epochs, self.finetune_lr) if self.finetune_epochs else None
 
     def refine(
         self,
@@ -119,21 +119,16 @@ def refine_exemplars(
 
     Args:
         images: Exemplars, floating point [exemplars, …].
-        labels: Class labels, [exemplars].
         validation: Batches `(x, y, …)`. Each step uses one; after the last it starts again.
-        steps: Number of steps.
-        lr: Step size of SGD on the pixels.
-        momentum: Momentum of SGD on the pixels.
+        steps, lr, momentum: SGD on the pixels.
         normalize: Scale the gradient of each image to a root mean square of 1, so that `lr` is the
             size of a step in the scale of `images`. Without it the gradient is so small that 8-bit
             images do not change.
-        inner_lr: Learning rate of the fine-tuning.
-        inner_steps: Steps of the fine-tuning. With one small step, images become hard rather than
+        inner_steps, inner_lr: The fine-tuning. With one small step, images become hard rather than
             typical. A few large steps keep them suitable for nearest means as well.
         head: Names of the modules to fine-tune. None: the whole network.
         bounds: Lowest and highest value of a pixel, numbers or tensors such as [channels, 1, 1].
-        batch_size: Exemplars per step, drawn at random. Default: all.
-        generator: Random numbers of these draws.
+        batch_size: Exemplars per step, drawn at random with `generator`. Default: all.
         loss_fn: `loss_fn(outputs, labels)` returns the mean loss of a batch.
 
     Example:
@@ -152,14 +147,15 @@ def refine_exemplars(
         raise ConfigurationError(
             f"batch_size={batch_size} of {len(images)} exemplars: must be 1 to {len(images)}."
         )
-    low, high = (None, None) if bounds is None else (_like(images, bound) for bound in bounds)
     refined = images.detach().clone()
+    like: Any = {"dtype": images.dtype, "device": images.device}
+    low, high = (torch.as_tensor(b, **like) for b in bounds) if bounds else (None, None)
     velocity = torch.zeros_like(refined)
     batches = _endless(validation)
     for _ in range(steps):
         rows = torch.arange(len(images))  # draws no random numbers
         if batch_size < len(images):
-            rows = _order(len(images), generator)[:batch_size]
+            rows = permutation(len(images), generator)[:batch_size]
         rows = rows.to(refined.device)
         gradient, _ = exemplar_gradient(
             model,
@@ -212,10 +208,7 @@ def exemplar_gradient(
         for _ in range(inner_steps):
             weights.update(fast)
             slopes = torch.autograd.grad(
-                loss_of(pixels, y),
-                list(fast.values()),
-                create_graph=True,
-                allow_unused=True,
+                loss_of(pixels, y), list(fast.values()), create_graph=True, allow_unused=True
             )
             fast = {
                 name: value if slope is None else value - inner_lr * slope
@@ -243,14 +236,8 @@ def finetune_on_exemplars(
 ) -> float:
     """Train the model in place on exemplars alone; returns the mean loss of the last epoch.
 
-    Gradients, `requires_grad` flags and train/eval modes are restored afterwards.
-
-    Args:
-        images: Exemplars, floating point [exemplars, …].
-        labels: Class labels, [exemplars].
-        head: Names of the modules that learn; the others run in eval mode. None: the whole network.
-        generator: Random numbers of the order of the exemplars.
-        loss_fn: `loss_fn(outputs, labels)` returns the mean loss of a batch.
+    With `head`, only the modules of these names learn, and the others run in eval mode. Gradients,
+    `requires_grad` flags and train/eval modes are restored afterwards.
     """
     _check_exemplars(images, labels)
     _check_positive(epochs=epochs, lr=lr, batch_size=batch_size)
@@ -263,12 +250,12 @@ def finetune_on_exemplars(
         return loss_fn(model(x.detach().to(device)), y.to(device))
 
     with torch.enable_grad(), evaluating(model), requires_grad(others, False):
-        optimizer = sgd(model, lr, momentum, weight_decay)
+        optimizer = sgd(model, momentum, weight_decay)
         try:
             for module in [model] if head is None else _modules(model, head):
                 module.train()
             for _ in range(epochs):
-                order = _order(len(images), generator)
+                order = permutation(len(images), generator)
                 batches = [
                     (images[rows.to(images.device)], labels[rows.to(labels.device)])
                     for rows in torch.split(order, batch_size)
@@ -340,16 +327,7 @@ def _endless(validation: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
             )
 
 
-def _order(count: int, generator: torch.Generator | None) -> Tensor:
-    device = "cpu" if generator is None else generator.device
-    return torch.randperm(count, generator=generator, device=device).cpu()
-
-
 def _unit_scale(gradient: Tensor) -> Tensor:
     """Divide the gradient of each image by its root mean square; zeros stay zero."""
     size = gradient.flatten(1).square().mean(dim=1).sqrt()
     return gradient / size.clamp_min(1e-30).reshape(-1, *[1] * (gradient.ndim - 1))
-
-
-def _like(images: Tensor, bound: float | Tensor) -> Tensor:
-    return torch.as_tensor(bound, dtype=images.dtype, device=images.device)

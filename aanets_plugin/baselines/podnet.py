@@ -14,15 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aanets_plugin.baselines.kmeans import kmeans
+from aanets_plugin.baselines.kmeans import kmeans_seeds, lloyd
 from aanets_plugin.baselines.lucir import less_forget_loss
-from aanets_plugin.baselines.method import (
-    FineTuning,
-    Method,
-    Output,
-    head_fine_tuning,
-    old_classes,
-)
+from aanets_plugin.baselines.method import FineTuning, Method, Output
 from aanets_plugin.baselines.precision import at_least_float32, cosines
 from aanets_plugin.errors import ConfigurationError
 
@@ -44,7 +38,7 @@ class PODNet(Method):
 
     @property
     def fine_tuning(self) -> FineTuning | None:
-        return head_fine_tuning(self.finetune_epochs, self.finetune_lr)
+        return FineTuning(self.finetune_epochs, self.finetune_lr) if self.finetune_epochs else None
 
     @property
     def needs_maps(self) -> bool:
@@ -92,7 +86,7 @@ class PODNet(Method):
             targets,
             scale=head.eta,
             seen=seen,
-            new=seen if teacher is None else seen - old_classes(teacher),
+            new=seen if teacher is None else seen - teacher.logits.shape[1],
             spatial_weight=self.spatial_weight,
             flat_weight=self.flat_weight,
             **distilled,
@@ -115,14 +109,9 @@ def podnet_loss(
 ) -> Tensor:
     """NCA + √(seen / new) · (`spatial_weight` · POD-spatial + `flat_weight` · POD-flat).
 
-    NCA is `proxy_nca_loss`. The default weights are PODNet's for CIFAR-100. In the first phase
-    there is no teacher: leave out features and maps, and the loss is NCA alone.
-
-    Args:
-        similarities, targets, scale: See `proxy_nca_loss`.
-        seen, new: Numbers of classes, see `pod_scale`.
-        features, teacher_features: See `pod_flat`.
-        maps, teacher_maps: See `pod_spatial`; `stage_maps` collects them.
+    NCA is `proxy_nca_loss`; the other terms are `pod_scale`, `pod_spatial` and `pod_flat`. The
+    default weights are PODNet's for CIFAR-100. In the first phase there is no teacher: leave out
+    features and maps, and the loss is NCA alone.
 
     Example:
         >>> import copy
@@ -164,9 +153,8 @@ def pod_spatial(maps: Sequence[Tensor], teacher_maps: Sequence[Tensor]) -> Tenso
     """Distance of the feature maps of each stage from the teacher's (POD-spatial).
 
     Each map [batch, channels, height, width] is squared, then summed over its width and over its
-    height. The two results are joined to one vector per sample and L2-normalized. The loss is the
-    Euclidean distance of these vectors, averaged over the batch and over the stages. It lies
-    between 0 and √2.
+    height. Both sums form one L2-normalized vector per sample. The loss is the Euclidean distance
+    of these vectors, between 0 and √2, averaged over the batch and over the stages.
     """
     if not maps or len(maps) != len(teacher_maps):
         raise ConfigurationError(
@@ -186,10 +174,7 @@ def pod_spatial(maps: Sequence[Tensor], teacher_maps: Sequence[Tensor]) -> Tenso
 
 
 def pod_flat(features: Tensor, teacher_features: Tensor) -> Tensor:
-    """1 - cosine of the student's and the teacher's features (POD-flat).
-
-    This is the same as LUCIR's `less_forget_loss`.
-    """
+    """1 - cosine of the student's and the teacher's features (POD-flat), as `less_forget_loss`."""
     return less_forget_loss(features, teacher_features)
 
 
@@ -213,14 +198,10 @@ def proxy_nca_loss(similarities: Tensor, targets: Tensor, scale: Tensor | float)
 
         log(1 + Σ_{i≠y} exp(s_i)) - s_y,  s = η ŷ - max η ŷ
 
-    It equals the cross-entropy where the true class scores highest, and is slightly larger
-    elsewhere. In the authors' code the margin is subtracted from every class, so it cancels. Unlike
-    `nca_loss`, this loss gives a learned η no reason to become negative, so `podnet_loss` uses it.
-
-    Args:
-        similarities: ŷ without η, [batch, classes].
-        targets: Class labels, [batch].
-        scale: η, usually the classifier's learned `eta`.
+    `similarities` are ŷ, [batch, classes], and `scale` is η, usually the learned `eta` of the
+    classifier. The loss equals the cross-entropy where the true class scores highest, and is
+    slightly larger elsewhere. The authors subtract the margin from every class, so it cancels.
+    Unlike `nca_loss`, this loss gives a learned η no reason to become negative.
     """
     _check_targets(similarities, targets)
     rows = targets.unsqueeze(1)
@@ -243,14 +224,9 @@ def nca_loss(
 
         [-log exp(η(ŷ_y - δ)) / Σ_{i≠y} exp(η ŷ_i)]₊
 
-    Keep η fixed: with a learned η, training can end at η < 0, where the smallest similarity wins.
-
-    Args:
-        similarities: ŷ without η, [batch, classes].
-        targets: Class labels, [batch].
-        scale: η.
-        margin: δ.
-        hinge: Apply [·]₊. If False, samples that exceed the margin continue to learn.
+    `scale` is η and `margin` is δ. With `hinge=False`, [·]₊ is left out, and samples that exceed
+    the margin continue to learn. Keep η fixed: with a learned η, training can end at η < 0, where
+    the smallest similarity wins.
     """
     _check_targets(similarities, targets)
     rows = targets.unsqueeze(1)
@@ -350,20 +326,11 @@ def kmeans_proxies(
     """k-means centres of the L2-normalized features of each class.
 
     A class with fewer samples than proxies uses its samples as centres and repeats them with a
-    little noise, so that equal proxies can learn different weights. The centres are computed in
-    float64 on the CPU.
-
-    Args:
-        features: [samples, dimensions].
-        targets: Class labels, [samples].
-        classes: The classes, in the order of the result.
-        proxies: Centres per class.
-        generator: Random numbers of the initial centres.
-        norm: Factor on the centres, the average norm of the weights that they join.
-        iterations: Maximum number of k-means iterations.
+    little noise, so that equal proxies can learn different weights. The result is multiplied by
+    `norm`, the average norm of the weights that it joins. k-means runs in float64 on the CPU.
 
     Returns:
-        [classes, proxies, dimensions].
+        [classes, proxies, dimensions], in the order of `classes`.
     """
     if features.dim() != 2 or targets.shape != features.shape[:1]:
         raise ConfigurationError(
@@ -385,7 +352,7 @@ def kmeans_proxies(
         if len(own) < proxies:
             centres.append(_repeated(own, proxies, generator))
         else:
-            centres.append(kmeans(own, proxies, generator, iterations))
+            centres.append(lloyd(own, kmeans_seeds(own, proxies, generator), iterations))
     return norm * torch.stack(centres).to(features)
 
 

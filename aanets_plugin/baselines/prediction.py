@@ -18,15 +18,10 @@ def class_means(
 ) -> tuple[Tensor, Tensor]:
     """Return the classes in ascending order and the unit mean of each: `(classes, means)`.
 
-    The features are L2-normalized, averaged by class, and the averages are normalized again. No
-    gradient flows through. The sums are float64 on the CPU; half precision features give float32
-    means.
-
-    Args:
-        features: [samples, dimensions].
-        targets: Class labels, [samples].
-        flipped: Features of the same images mirrored left to right, in the same order. They are
-            averaged in with equal weight.
+    The features [samples, dimensions] are L2-normalized, averaged by class, and the averages are
+    normalized again. `flipped` are the features of the same images mirrored left to right; they
+    count with equal weight. The sums are float64 on the CPU. Half precision features give float32
+    means. No gradient flows through.
 
     Example:
         >>> features = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
@@ -60,11 +55,9 @@ def class_means(
 
 
 def nearest_mean(features: Tensor, classes: Tensor, means: Tensor) -> Tensor:
-    """Return the class of the mean nearest to each L2-normalized feature: [samples].
+    """Return the class of the mean nearest to each L2-normalized feature, [samples].
 
-    Args:
-        features: [samples, dimensions].
-        classes, means: The results of `class_means`.
+    `classes` and `means` are the results of `class_means`.
 
     Example:
         >>> classes, means = torch.tensor([4, 7]), torch.eye(2)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from aanets_plugin.adapters.continuum.loaders import balanced_loader
@@ -31,7 +31,7 @@ from aanets_plugin.baselines.lifecycle import (
     Backbone,
     MethodLoss,
     build_network,
-    fine_tune,
+    fine_tuning,
     grow_head,
     teacher_of,
 )
@@ -91,26 +91,11 @@ def run(
         command: The command line, for the summary.
 
     Example:
-        A run of LUCIR with AANets on digits:
 
-            train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
-            result = run(train, test, resnet20, LUCIR(), aanets=AANets(), output="runs/lucir")
-            print(result.head[-1]["average"])
+        train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
+        result = run(train, test, resnet20, LUCIR(), aanets=AANets(), output="runs/lucir")
     """
-    options: dict[str, Any] = dict(
-        output=output,
-        aanets=aanets,
-        memory=memory,
-        training=training,
-        seed=seed,
-        resume=resume,
-        base=base,
-        accelerator=accelerator,
-        tensorboard=tensorboard,
-        progress=progress,
-        command=command,
-    )
-    return Run(train, test, backbone, method, **options).finish()
+    return Run(**locals()).finish()
 
 
 class Run:
@@ -188,12 +173,9 @@ class Run:
         result = self.result
         if self.is_main:
             heading = f"{self.method.name}: {self.arm}, seed {self.seed}"
+            bilevel, rule = self.state.bilevel, self.method.predicts_by
             self.folder.write_report(
-                result,
-                self.state.bilevel,
-                heading=heading,
-                command=self.command,
-                reported=self.method.predicts_by,
+                result, bilevel, heading=heading, command=self.command, reported=rule
             )
         return result
 
@@ -232,8 +214,7 @@ class Run:
 
         lr, epochs = self.training.lr_of(phase), self.training.epochs_of(phase)
         schedule = self.training.schedule or self.method.schedule
-        loss_module = MethodLoss(self.method, net, teacher)
-        loss_module, optimizer = self.trainer.prepare(loss_module, net, lr)
+        loss_module, optimizer = self.trainer.prepare(MethodLoss(self.method, net, teacher))
         done = epochs if self.base is not None else self._load_epoch(phase, optimizer)
         bar = self.trainer.bar(range(done, epochs), f"phase {phase}", "epoch", done=done)
         for epoch in bar:
@@ -249,13 +230,9 @@ class Run:
 
     def _grow(self, phase: int) -> None:
         seed_everything(self.seed, phase)
-        net, data = self.state.net, self.phases.train_as_test(phase)
-
-        def samples() -> tuple[Tensor, Tensor]:
-            features, labels, _ = self.trainer.features(net, data)
-            return features, labels
-
-        new = self.phases.increments[phase]
+        net, new, samples = self.state.net, self.phases.increments[phase], None
+        if self.method.imprints:
+            samples = self.trainer.features(net, self.phases.train_as_test(phase))
         grow_head(self.method, net, new, samples, generator(self.seed, phase))
 
     def _update_alpha(self, new: Any, phase: int, epoch: int) -> None:
@@ -316,17 +293,13 @@ class Run:
 
     def _fine_tune(self, phase: int) -> None:
         """Fine-tune on the exemplars if the method does so; never in the first phase."""
-        if phase == 0:
+        if self.method.fine_tuning is None or phase == 0:
             return
         data = with_samples(self.phases.train(phase), self.state.exemplars.get())
-
-        def train(loss_module: Any, optimizer: Any, lr: float, epoch: int) -> None:
-            self.trainer.train(loss_module, optimizer, lr, data, phase, 4, epoch)
-
-        def progress(epochs: range) -> Any:
-            return self.trainer.bar(epochs, "fine-tuning", "epoch")
-
-        fine_tune(self.method, self.state.net, self.trainer.prepare, train, progress)
+        with fine_tuning(self.method, self.state.net) as (loss_module, rates):
+            loss_module, optimizer = self.trainer.prepare(loss_module)
+            for epoch, lr in enumerate(self.trainer.bar(rates, "fine-tuning", "epoch")):
+                self.trainer.train(loss_module, optimizer, lr, data, phase, 4, epoch)
 
     def _measure(self, phase: int) -> None:
         """Measure the accuracy on all classes seen, by the head and by the nearest mean."""

@@ -26,11 +26,7 @@ def default_accelerator(**options: Any) -> Accelerator:
 
 
 class Trainer:
-    """Trains and computes features with Accelerate.
-
-    The random numbers of an epoch depend on the seed and on its position in the run alone, so that
-    a resumed run draws the same ones.
-    """
+    """Trains and computes features with Accelerate."""
 
     def __init__(
         self, accelerator: Accelerator, training: Training, seed: int, progress: bool
@@ -40,18 +36,14 @@ class Trainer:
         self.seed = seed
         self.show = progress and accelerator.is_main_process
 
-    def prepare(self, loss: nn.Module, module: nn.Module, lr: float) -> tuple[Any, Any]:
-        """Return the loss module and SGD on the parameters of `module`, ready to train."""
+    def prepare(self, loss: nn.Module) -> tuple[Any, Any]:
+        """Return the loss module and SGD on its parameters, ready to train."""
         self.accelerator.free_memory()
-        optimizer = sgd(module, lr, self.training.momentum, self.training.weight_decay)
-        prepared: tuple[Any, Any] = self.accelerator.prepare(loss, optimizer)
-        return prepared
+        optimizer = sgd(loss, self.training.momentum, self.training.weight_decay)
+        return self.accelerator.prepare(loss, optimizer)  # type: ignore[no-any-return]
 
     def train(self, loss: Any, optimizer: Any, lr: float, data: Any, *position: int) -> float:
-        """Train one epoch and return the mean loss.
-
-        `position` starts with the phase and ends with the epoch; it seeds the random numbers.
-        """
+        """Train one epoch and return the mean loss. `position` (phase, …, epoch) seeds it."""
         seed_everything(self.seed, *position, 1, self.accelerator.process_index)
         loader = self.loader(data, shuffle=True, generator=generator(self.seed, *position))
         batches = self.bar(loader, "batches", "batch")
@@ -83,10 +75,9 @@ class Trainer:
 
     def loader(self, data: Any, **options: Any) -> Any:
         """Return a loader whose batches are on the device; `batch_size` counts all processes."""
-        if not isinstance(data, DataLoader):
-            size, workers = self.training.batch_size, self.training.workers
-            data = DataLoader(data, batch_size=size, num_workers=workers, **options)
-        return self.accelerator.prepare_data_loader(data)
+        size, workers = self.training.batch_size, self.training.workers
+        loader = DataLoader(data, batch_size=size, num_workers=workers, **options)
+        return self.accelerator.prepare_data_loader(loader)
 
     def share(self, balanced: DataLoader[Any]) -> DataLoader[Any]:
         """Return this process's part of the balanced loader of α.
@@ -104,15 +95,8 @@ class Trainer:
 
     def bar(self, items: Any, name: str, unit: str, *, done: int = 0, leave: bool = False) -> Any:
         """Return `items` with a progress bar that starts at `done`."""
-        return tqdm(
-            items,
-            desc=name,
-            unit=unit,
-            initial=done,
-            total=done + len(items),
-            leave=leave,
-            disable=not self.show,
-        )
+        shown: Any = {"initial": done, "total": done + len(items), "disable": not self.show}
+        return tqdm(items, desc=name, unit=unit, leave=leave, **shown)
 
 
 class Curves:

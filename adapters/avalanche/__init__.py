@@ -1,16 +1,11 @@
-"""Avalanche adapter: `AANetPlugin` converts any strategy to AANets, and `alpha_metrics` logs α.
+"""Avalanche adapter: `AANetPlugin` adds AANets to any strategy, and `alpha_metrics` logs α.
 
-LUCIR, PODNet and Mnemonics are available as strategies.
+LUCIR, PODNet and Mnemonics are strategies. Example:
 
-Example:
-    Replay with AANets:
-
-        from aanets_plugin.adapters.avalanche import AANetPlugin, alpha_metrics
-
-        evaluator = EvaluationPlugin(alpha_metrics(), loggers=[InteractiveLogger()])
-        strategy = Replay(..., plugins=[AANetPlugin()], evaluator=evaluator)
-        for experience in benchmark.train_stream:
-            strategy.train(experience)
+    evaluator = EvaluationPlugin(alpha_metrics(), loggers=[InteractiveLogger()])
+    strategy = Replay(..., plugins=[AANetPlugin()], evaluator=evaluator)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
 """
 
 from .compat import repair_bic, repair_checkpoints

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from avalanche.benchmarks.utils.utils import concat_datasets
 from avalanche.training.storage_policy import ExemplarsBuffer
+from torch import Tensor
 
+from aanets_plugin.baselines.method import Method
 from aanets_plugin.checks import positive
 from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import herd_classes
+
+from .network import BenchmarkNet
 
 
 class HerdedBuffer(ExemplarsBuffer):  # type: ignore[misc]
@@ -70,6 +77,35 @@ class HerdedBuffer(ExemplarsBuffer):  # type: ignore[misc]
     def update(self, strategy: Any, **kwargs: Any) -> None:
         """`post_adapt` under the name of Avalanche before 0.6."""
         self.post_adapt(strategy, strategy.experience)
+
+    def refine(
+        self,
+        method: Method,
+        net: BenchmarkNet,
+        new: Iterable[int],
+        validation: Iterable[Any],
+        transform: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        """Replace the exemplars of the classes `new` by images learned with `method.refine`.
+
+        The learned images are tensors, inputs of `net`, with pixels in the range of the herded ones
+        by channel. `transform` is applied to them in training.
+        """
+        herded = concat_datasets([self.groups[label] for label in sorted(new)]).eval()
+        samples = [
+            (torch.as_tensor(x), int(y), int(t[0]) if t else 0) for x, y, *t in herded.eval()
+        ]
+        images = torch.stack([x for x, _, _ in samples])
+        labels = torch.tensor([y for _, y, _ in samples])
+        low, high = images.amin((0, 2, 3), keepdim=True)[0], images.amax((0, 2, 3), keepdim=True)[0]
+        learned = _make_taskaware_tensor_classification_dataset(
+            method.refine(net, images, labels, validation, (low, high)),
+            labels,
+            task_labels=[task for _, _, task in samples],
+            transform_groups={"train": (transform, None), "eval": (None, None)},
+        )
+        for label in new:
+            self.groups[label] = learned.subset((labels == label).nonzero().flatten().tolist())
 
     def resize(self, strategy: Any, new_size: int) -> None:
         """Store `new_size` exemplars in total from now on."""

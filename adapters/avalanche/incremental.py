@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 from aanets_plugin.alpha_gradient import unwrapped
 from aanets_plugin.baselines.lifecycle import (
     Features,
+    MethodLoss,
     features_of,
-    fine_tune,
+    fine_tuning,
     grow_head,
-    loss_of_output,
     sgd,
     teacher_of,
     train_epoch,
@@ -33,7 +33,6 @@ from aanets_plugin.errors import ConfigurationError
 
 from .compat import repair_checkpoints
 from .herding import HerdedBuffer
-from .learned_exemplars import learn_exemplars
 from .network import BenchmarkNet, benchmark_net, replace_parameters, take_head_off
 from .support import check_new_classes
 
@@ -159,14 +158,11 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
 
     def _grow(self, ids: list[int]) -> None:
         net, data = self.net, self.experience.dataset
-
-        def samples() -> tuple[Tensor, Tensor]:
-            features, labels, _ = self.features(data)
-            return features, net.columns.cpu()[labels]
-
         if net.classes:
             self.teacher = teacher_of(net)
+            samples = self.features(data)
             net.add_classes(ids)
+            samples = samples._replace(labels=net.columns.cpu()[samples.labels])
             grow_head(self.method, net, len(ids), samples)
         else:
             shape = tuple(data.eval()[0][0].shape)
@@ -209,8 +205,8 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         if not self.is_training:
             return super().criterion()  # type: ignore[no-any-return]
         assert self._out is not None
-        columns = self.net.columns[self.mb_y]
-        return loss_of_output(self.method, self.net, self._out, self.mb_x, columns, self.teacher)
+        loss = MethodLoss(self.method, self.net, self.teacher)
+        return loss(self.mb_x, self.net.columns[self.mb_y], self._out)  # type: ignore[no-any-return]
 
     def _before_eval(self, **kwargs: Any) -> None:
         if self.predict_by == "nearest_mean" and self.storage_policy.groups:
@@ -229,13 +225,13 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         """Store exemplars and fine-tune, before plugins evaluate or copy the network."""
         first = self.teacher is None
         self._out = self.teacher = None
-        data = self.experience.dataset
         self.storage_policy.post_adapt(self, self.experience)
         if self.method.learns_exemplars:
             new = self.experience.classes_in_this_experience
-            validation = self._loader(data.eval(), shuffle=True)
-            groups = self.storage_policy.groups
-            learn_exemplars(self.method, self.net, groups, new, validation, self.exemplar_transform)
+            validation = self._loader(self.experience.dataset.eval(), shuffle=True)
+            self.storage_policy.refine(
+                self.method, self.net, new, validation, self.exemplar_transform
+            )
         if not first:
             self._fine_tune()
         super()._after_training_exp(**kwargs)
@@ -243,17 +239,13 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
     def _fine_tune(self) -> None:
         """Fine-tune if the method does so, with the momentum and weight decay of the optimizer."""
         net, settings = self.net, self.optimizer.param_groups[0]
-        momentum, decay = settings.get("momentum", 0.9), settings.get("weight_decay", 0.0)
         loader = self._loader(self.storage_policy.buffer.train(), shuffle=True)
-
-        def prepare(loss: nn.Module, module: nn.Module, lr: float) -> tuple[nn.Module, Optimizer]:
-            return loss.train(), sgd(module, lr, momentum, decay)
-
-        def train(loss: nn.Module, optimizer: Optimizer, lr: float, epoch: int) -> None:
-            batches = ((x.to(self.device), net.columns[y.to(self.device)]) for x, y, *_ in loader)
-            train_epoch(loss, optimizer, lr, batches)
-
-        fine_tune(self.method, net, prepare, train)
+        with fine_tuning(self.method, net) as (loss, rates):
+            momentum, decay = settings.get("momentum", 0.9), settings.get("weight_decay", 0.0)
+            optimizer = sgd(loss.train(), momentum, decay)
+            for lr in rates:
+                moved = ((x.to(self.device), y.to(self.device)) for x, y, *_ in loader)
+                train_epoch(loss, optimizer, lr, ((x, net.columns[y]) for x, y in moved))
 
     # -- data ------------------------------------------------------------------------------------
 

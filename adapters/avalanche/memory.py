@@ -52,11 +52,9 @@ def owners_of(policy: ExemplarsBuffer, strategy: Any) -> list[Any]:
 def fill(policy: ExemplarsBuffer, strategy: Any) -> None:
     """Add the data of the current experience to a storage policy.
 
-    Avalanche 0.6 replaces `update` by `post_adapt`. Policies written for earlier versions override
-    `update` only.
+    Avalanche 0.6 replaced `update` by `post_adapt`; older policies override `update` only.
     """
-    written_for = type(policy)
-    if getattr(written_for, "post_adapt", None) is getattr(ExemplarsBuffer, "post_adapt", None):
+    if getattr(type(policy), "post_adapt", None) is getattr(ExemplarsBuffer, "post_adapt", None):
         policy.update(strategy)
     else:
         policy.post_adapt(strategy, strategy.experience)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,12 +40,8 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
     online stream, α learns at the end of the last part of an experience.
 
     Args:
-        blocks: One entry per branch, from the plastic to the stable one: "all", "scaling" or
-            "frozen". `blocks`, `stem`, `stages` and `alpha` are options of `convert_to_aanet`; they
-            are ignored if the model is already converted.
-        stem: How the layers before the first stage learn: "stable", "plastic" or "paired".
-        stages: Dotted names of the stages in forward order. Default: found in the network.
-        alpha: Initial aggregation weights, one per branch. Default: equal weights.
+        blocks, stem, stages, alpha: See `convert_to_aanet`. They are ignored if the model is
+            already converted.
         lr: Step size of α; 0 keeps α fixed. Default: 0.03, with `official` 1e-8.
         momentum: Momentum of α's steps. Default: 0, with `official` 0.9.
         normalize: Scale each level's steps by its past gradients. False: Eq. 8 as printed.
@@ -52,26 +49,22 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         schedule: Factor on `lr` as a function of the epoch in the experience, counted from 0.
         update_base: Multiply φ into θ_base after each experience (the paper's supplement A).
         max_batches: Batches of balanced data per update. Default: all.
-        per_class: Maximum number of balanced samples per class. Also the number of exemplars per
-            class if this plugin stores them.
+        per_class: Maximum number of balanced samples, and of stored exemplars, per class.
         loss_fn: `loss_fn(model, batch)` returns the loss of a batch (x, y, task label) on the CPU.
             Default: cross-entropy of the class logits; for SCR, its contrastive loss.
-        base_phase: False for a model that is already trained: the first experience is then an
-            incremental phase.
+        base_phase: False for a trained model, whose first experience is an incremental phase.
         storage_policy: Exemplars of the old classes for α. This plugin fills it, unless the
-            strategy or another plugin uses the same one. Default: the memory of the strategy, or
-            exemplars that are stored for α alone.
+            strategy or another plugin uses the same one. Default: see `BalancedData`.
         batch_size: Batch size of the balanced data; affects speed and memory only. Default: the
             strategy's `train_mb_size`.
 
-    Example:
-        Replay with AANets:
+    Example, for Replay:
 
-            plugin = AANetPlugin()
-            strategy = Replay(model=model, optimizer=optimizer, mem_size=2000, plugins=[plugin])
-            for experience in benchmark.train_stream:
-                strategy.train(experience)
-            plot_alpha(plugin.bilevel.history, "alpha.png")
+        plugin = AANetPlugin()
+        strategy = Replay(model=model, optimizer=optimizer, mem_size=2000, plugins=[plugin])
+        for experience in benchmark.train_stream:
+            strategy.train(experience)
+        plot_alpha(plugin.bilevel.history, "alpha.png")
 
     `maybe_load_checkpoint` creates a new plugin object; `AANetPlugin.of(strategy)` returns it.
     """
@@ -96,22 +89,10 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         storage_policy: ExemplarsBuffer | None = None,
         batch_size: int | None = None,
     ) -> None:
+        given = locals()
         super().__init__()
-        options: dict[str, Any] = dict(
-            blocks=blocks,
-            stem=stem,
-            stages=stages,
-            alpha=alpha,
-            lr=lr,
-            momentum=momentum,
-            normalize=normalize,
-            official=official,
-            schedule=schedule,
-            update_base=update_base,
-            max_batches=max_batches,
-            per_class=per_class,
-        )
-        self.config = AANetConfig(**options)
+        names = [field.name for field in dataclasses.fields(AANetConfig)]
+        self.config = AANetConfig(**{name: given[name] for name in names})
         self.base_phase = base_phase
         self.loss_fn = loss_fn
         self.balanced = BalancedData(storage_policy, per_class, batch_size)

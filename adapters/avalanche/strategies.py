@@ -16,18 +16,15 @@ from .incremental import IncrementalStrategy
 
 
 class LUCIR(IncrementalStrategy):
-    """LUCIR (Hou et al. 2019); see `aanets_plugin.baselines.LUCIR`.
+    """LUCIR (Hou et al. 2019); see `aanets_plugin.baselines.LUCIR`. Example:
 
-    Example:
-        LUCIR with AANets and another margin:
-
-            strategy = LUCIR(
-                model=model,
-                optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-                method=baselines.LUCIR(margin=0.4),
-                train_mb_size=128,
-                plugins=[AANetPlugin()],
-            )
+    strategy = LUCIR(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        method=baselines.LUCIR(margin=0.4),
+        train_mb_size=128,
+        plugins=[AANetPlugin()],
+    )
     """
 
     method_type = baselines.LUCIR
@@ -42,22 +39,14 @@ class PODNet(IncrementalStrategy):
 class Mnemonics(IncrementalStrategy):
     """Mnemonics (Liu et al. 2020); see `aanets_plugin.baselines.Mnemonics`.
 
-    Learned exemplars are tensors, inputs of the network, with pixels in the range of the herded
-    ones by channel.
-
-    Args:
-        exemplar_transform: Applied to learned exemplars in training. The transforms of the training
-            data are not.
-        options: Those of `IncrementalStrategy`.
+    Learned exemplars are tensors, inputs of the network. `exemplar_transform` is applied to them in
+    training, instead of the transforms of the data.
     """
 
     method_type = baselines.Mnemonics
 
     def __init__(
-        self,
-        *,
-        exemplar_transform: Callable[[Tensor], Tensor] | None = None,
-        **options: Any,
+        self, *, exemplar_transform: Callable[[Tensor], Tensor] | None = None, **options: Any
     ) -> None:
         super().__init__(**options)
         self.exemplar_transform = exemplar_transform

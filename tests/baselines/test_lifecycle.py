@@ -7,7 +7,14 @@ import torch
 
 from aanets_plugin import convert_to_aanet
 from aanets_plugin.baselines import LUCIR, CifarResNet, ICaRL, Mnemonics, PODNet
-from aanets_plugin.baselines.lifecycle import HeadLoss, MethodLoss, build_network, teacher_of
+from aanets_plugin.baselines.lifecycle import (
+    HeadLoss,
+    MethodLoss,
+    build_network,
+    features_of,
+    fine_tuning,
+    teacher_of,
+)
 
 METHODS = [ICaRL(), LUCIR(), PODNet(), Mnemonics()]
 BY_NAME = {"argvalues": METHODS, "ids": lambda method: method.name}
@@ -90,3 +97,47 @@ def test_the_loss_of_the_head_leaves_the_backbone_and_its_statistics_alone():
     MethodLoss(method, net, None).train()(*batch())
     changed = net.backbone.state_dict()
     assert not all(torch.equal(value, before[name]) for name, value in changed.items())
+
+
+# Fine-tuning
+
+
+def test_fine_tuning_frees_the_head_in_its_block_alone():
+    method = PODNet(finetune_epochs=2, finetune_lr=0.1)
+    net, _ = networks(method)
+    flags = [parameter.requires_grad for parameter in net.fc.parameters()]
+    assert not all(flags)
+
+    def interrupted():
+        with fine_tuning(method, net) as (loss, rates):
+            assert all(parameter.requires_grad for parameter in net.fc.parameters())
+            assert set(loss.parameters()) == set(net.fc.parameters())
+            assert rates == pytest.approx([0.1, 0.05])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        interrupted()
+    assert [parameter.requires_grad for parameter in net.fc.parameters()] == flags
+
+
+def test_a_method_without_fine_tuning_has_no_epochs():
+    net, _ = networks(LUCIR())
+    with fine_tuning(LUCIR(), net) as (_, rates):
+        assert rates == []
+
+
+def test_features_of_batches_are_in_order_and_leave_the_network_as_it_was():
+    net, _ = networks(ICaRL())
+    x, y = batch()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    batches = [(x[:4], y[:4], "task"), (x[4:], y[4:], "task")]
+    features, labels, flipped = features_of(net.train(), batches, flip=True)
+
+    assert net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(labels, y)
+    with torch.no_grad():
+        expected = [net.eval().features(images) for images in (x, x.flip(-1))]
+    torch.testing.assert_close([features, flipped], expected)
+    assert not torch.allclose(features, flipped)
+    assert features_of(net, batches).flipped is None
