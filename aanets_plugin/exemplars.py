@@ -108,11 +108,11 @@ def balanced_indices(
 
     # A stable sort by class keeps the random order within each class. So the first `per_class`
     # entries of each class are a draw without replacement.
-    order = _permutation(len(labels), generator)
+    order = permutation(len(labels), generator)
     by_class = order[inverse[order].sort(stable=True).indices]
     starts = counts.cumsum(0) - counts
     chosen = by_class[starts.unsqueeze(1) + torch.arange(per_class)].flatten()
-    return chosen[_permutation(len(chosen), generator)]
+    return chosen[permutation(len(chosen), generator)]
 
 
 def balanced_subset(
@@ -204,9 +204,11 @@ def herd(features: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def herd_classes(
-    features: torch.Tensor, targets: MapStyle | Dataset[Any], k: int
+    features: torch.Tensor, targets: MapStyle | Dataset[Any], k: int, *, at_most: bool = False
 ) -> dict[int, torch.Tensor]:
     """Apply `herd` to every class; returns a dict from class label to row indices, best first.
+
+    A class with fewer than `k` samples is an error. With `at_most=True` all its samples are chosen.
 
     Example:
         >>> features = torch.eye(4)
@@ -218,10 +220,11 @@ def herd_classes(
     labels = targets_of(targets)
     check_length(labels, features, "targets")
     classes, counts = torch.unique(labels, return_counts=True)
-    _check_counts(classes, counts, k, "k")
+    if not at_most:
+        _check_counts(classes, counts, k, "k")
     rows_by_class = torch.split(labels.sort(stable=True).indices, counts.tolist())
     return {
-        label: rows[_herd(features[rows.to(features.device)], k)]
+        label: rows[_herd(features[rows.to(features.device)], min(k, len(rows)))]
         for label, rows in zip(classes.tolist(), rows_by_class, strict=True)
     }
 
@@ -245,7 +248,7 @@ def _herd(features: torch.Tensor, k: int) -> torch.Tensor:
     return chosen
 
 
-def _permutation(n: int, generator: torch.Generator | None) -> torch.Tensor:
+def permutation(n: int, generator: torch.Generator | None) -> torch.Tensor:
     device = "cpu" if generator is None else generator.device
     return torch.randperm(n, generator=generator, device=device).cpu()
 

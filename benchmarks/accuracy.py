@@ -24,8 +24,7 @@ import torch
 from allocator import keep_memory
 from tqdm import tqdm
 
-from aanets_plugin.baselines import CifarResNet
-from aanets_plugin.baselines.methods import METHODS
+from aanets_plugin.baselines import METHODS, CifarResNet
 from aanets_plugin.experiments.datasets import load_data, scenarios
 from aanets_plugin.experiments.results import (
     RULES,

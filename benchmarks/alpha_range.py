@@ -64,21 +64,21 @@ def look(setting: Setting, lr: float, seed: int) -> Found:
     arm = {0.0: "fixed", DEFAULT: "learned"}.get(lr, f"step{lr:g}")
     run = prepare(setting, "lucir", f"lucir-{arm}-{seed}", AANets(alpha_lr=lr), seed)
     result = run.finish()
-    assert run.learned.bilevel is not None
+    assert run.state.bilevel is not None
     losses, best = {}, {}
     for name, (features, labels) in both_halves(run).items():
         at_alpha = loss_of(run, features, labels)
         scanned = scan(run, features, labels)
         best[name] = [GRID[row.index(min(row))] for row in scanned]
         losses[name] = at_alpha, min(at_alpha, *map(min, scanned))
-    history = run.learned.bilevel.history
+    history = run.state.bilevel.history
     return Found(lr, seed, history, result.head[-1]["average"], losses, best)
 
 
 def both_halves(run: Run) -> dict[str, tuple[Tensor, Tensor]]:
     """Images and labels: all exemplars, and as many test images of each class."""
     test = run.phases.test_so_far(len(run.phases) - 1)
-    memory = with_samples(test, run.learned.exemplars.get())
+    memory = with_samples(test, run.state.exemplars.get())
     count = len(memory) // run.phases.classes
     draw = torch.Generator().manual_seed(run.seed)
     chosen = balanced_indices(torch.as_tensor(test._y), count, draw).tolist()
@@ -94,7 +94,7 @@ def both_halves(run: Run) -> dict[str, tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def loss_of(run: Run, x: Tensor, y: Tensor) -> float:
-    net: nn.Module = run.learned.net.eval()
+    net: nn.Module = run.state.net.eval()
     with run.accelerator.autocast():
         logits = torch.cat([net(part) for part in x.split(250)])
     return F.cross_entropy(logits, y).item()
@@ -104,7 +104,7 @@ def loss_of(run: Run, x: Tensor, y: Tensor) -> float:
 def scan(run: Run, x: Tensor, y: Tensor) -> list[list[float]]:
     """By level: the loss over the grid of plastic weights, the other levels as they are."""
     rows = []
-    for level in levels(run.learned.net):
+    for level in levels(run.state.net):
         assert level.alpha is not None
         kept, row = level.alpha.clone(), []
         for weight in GRID:

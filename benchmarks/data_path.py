@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from aanets_plugin import convert_to_aanet
 from aanets_plugin.baselines import LUCIR, resnet32
-from aanets_plugin.baselines.lifecycle import Lesson, build, teacher_of
+from aanets_plugin.baselines.lifecycle import MethodLoss, build_network, teacher_of
 from aanets_plugin.experiments import load_data, scenarios
 
 CLASSES, IMAGES = 4, 64
@@ -68,12 +68,12 @@ def step_of(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], No
     method = LUCIR()
     teacher = teacher_of(net)  # type: ignore[arg-type]
     net.fc = method.grow(net.fc, 2)
-    lesson = Lesson(method, net, teacher).train()  # type: ignore[arg-type]
+    loss_module = MethodLoss(method, net, teacher).train()  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad()
-        lesson(x, y).backward()
+        loss_module(x, y).backward()
         optimizer.step()
 
     return step
@@ -85,7 +85,7 @@ def measure(case: str, repeats: int) -> str:
         taskset = data(Path(folder))
         loader = DataLoader(taskset, batch_size=batch, shuffle=True)
         x, y, _ = next(iter(loader))
-        nets = [build(backbone, LUCIR(), 2, tuple(x.shape[1:])) for _ in range(2)]
+        nets = [build_network(backbone, LUCIR(), 2, tuple(x.shape[1:])) for _ in range(2)]
         convert_to_aanet(nets[1].backbone)
         jobs: list[Callable[[], Any]] = [lambda: next(iter(loader))]
         jobs += [step_of(net, x, y) for net in nets]

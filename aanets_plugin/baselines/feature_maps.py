@@ -1,4 +1,4 @@
-"""The outputs of a network's stages, collected while its own forward runs."""
+"""Collecting the outputs of a network's stages during its forward pass."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from aanets_plugin.stages import find_stages
 
 @contextmanager
 def stage_maps(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what each stage gives out, in forward order, in the list of the `with` statement.
+    """Collect the output of each stage, in forward order, in the list that `with` returns.
 
-    The stages of a converted model are its levels, so the maps are aggregated; those of a plain
-    network are its residual stages. Of a stage that gives several tensors, `(list, x)` or a dict,
-    the last one counts. Each forward replaces the maps of the one before; they stay after the
-    block, the hooks do not.
+    The stages of a converted model are its levels, so the maps are the aggregated ones. The stages
+    of a plain network are its residual stages. If a stage returns several tensors, in a tuple, list
+    or dict, the last one is used. Each forward pass replaces the maps of the one before. The maps
+    remain after the block; the hooks are removed.
 
-        >>> with stage_maps(model) as maps:
-        ...     logits = model(x)
+    Example:
+        >>> import torch
+        >>> from aanets_plugin.baselines import resnet20
+        >>> with stage_maps(model := resnet20()) as maps:
+        ...     logits = model(torch.randn(8, 3, 32, 32))
         >>> [tuple(m.shape) for m in maps]
         [(8, 16, 32, 32), (8, 32, 16, 16), (8, 64, 8, 8)]
     """
@@ -32,22 +35,22 @@ def stage_maps(model: nn.Module) -> Iterator[list[Tensor]]:
         stages = [model.get_submodule(name) for name in find_stages(model)]
     if not stages:
         raise UnsupportedModelError(
-            f"found neither levels nor residual stages in a {type(model).__name__}; expected a "
-            f"converted model or a ResNet"
+            f"{type(model).__name__} has neither adaptive levels nor residual stages: must be a "
+            f"converted model or a ResNet."
         )
     maps: list[Tensor] = []
     handles = []
     try:
         for index, stage in enumerate(stages):
-            handles.append(stage.register_forward_hook(_Collector(stage, index, maps)))
+            handles.append(stage.register_forward_hook(_MapHook(stage, index, maps)))
         yield maps
     finally:
         for handle in handles:
             handle.remove()
 
 
-class _Collector:
-    """The hook of one stage. A copy of the stage carries it along, and there it does nothing."""
+class _MapHook:
+    """Forward hook of one stage. A copy of the stage has a copy of the hook, which does nothing."""
 
     def __init__(self, stage: nn.Module | None, index: int, maps: list[Tensor]) -> None:
         self.stage = stage
@@ -57,18 +60,18 @@ class _Collector:
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is not self.stage:
             return
-        found = _last_tensor(output)
-        if found is None:
+        feature_map = _last_tensor(output)
+        if feature_map is None:
             raise UnsupportedModelError(
-                f"stage {self.index} gives a {type(output).__name__} without a tensor in it; "
-                f"expected a map [batch, channels, height, width]"
+                f"stage {self.index} returns a {type(output).__name__} without a tensor: must "
+                f"return a map [batch, channels, height, width]."
             )
         del self.maps[self.index :]
-        # The next stage may begin by writing into its input.
-        self.maps.append(found.clone())
+        # A copy, because the next stage may modify its input in place.
+        self.maps.append(feature_map.clone())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Collector, (None, self.index, [])
+        return _MapHook, (None, self.index, [])
 
 
 def _last_tensor(output: Any) -> Tensor | None:

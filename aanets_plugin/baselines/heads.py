@@ -1,21 +1,22 @@
-"""Classifier heads, and how they grow when new classes arrive.
+"""Classifier heads that grow when new classes arrive, and the base class of cosine-head methods.
 
-State of a :class:`CosineLinear`: ``weight``, ``sigma``. State of a :class:`SplitCosineLinear`:
-``sigma``, ``fc1.weight`` (old classes), ``fc2.weight`` (new classes).
+State of a `CosineLinear`: `weight`, `sigma`. State of a `SplitCosineLinear`: `sigma`, `fc1.weight`
+(old classes), `fc2.weight` (new classes).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.precision import cosines
-from aanets_plugin.baselines.prediction import class_means
 from aanets_plugin.checks import positive
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import MapStyle, targets_of
 
 
 class CosineScores(nn.Module):
@@ -30,7 +31,7 @@ class CosineScores(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def scores(self, features: Tensor) -> Tensor:
-        """The cosines, without any scale: [batch, out_features]."""
+        """The unscaled cosines: [batch, out_features]."""
         return cosines(features, self.weight)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -52,18 +53,17 @@ class CosineLinear(CosineScores):
 
 
 class SplitCosineLinear(nn.Module):
-    """A cosine classifier that keeps its ``old`` classes (``fc1``) apart from its ``new`` ones
-    (``fc2``), under one σ. The old classes come first in the output.
+    """A cosine classifier with separate weights for old classes (`fc1`) and new ones (`fc2`).
 
-    LUCIR fixes what the old classes' weights have become: ``head.fc1.requires_grad_(False)``.
-    Its margin ranking works on the cosines, its cross-entropy on the logits; both come from one
-    product:
+    Both parts share one σ, and the old classes come first in the output. LUCIR freezes the weights
+    of the old classes with `head.fc1.requires_grad_(False)`.
 
-    >>> head = SplitCosineLinear(64, old=50, new=10)
-    >>> scores = head.scores(torch.randn(8, 64))
-    >>> logits = head.sigma * scores  # what head(features) gives
-    >>> logits.shape
-    torch.Size([8, 60])
+    Example:
+        >>> head = SplitCosineLinear(64, old=50, new=10)
+        >>> scores = head.scores(torch.randn(8, 64))
+        >>> logits = head.sigma * scores  # the same as head(features)
+        >>> logits.shape
+        torch.Size([8, 60])
     """
 
     def __init__(self, in_features: int, old: int, new: int) -> None:
@@ -77,11 +77,11 @@ class SplitCosineLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """All class weights, old ones first: a joined copy, to read from."""
+        """A copy of the weights of all classes, old ones first."""
         return torch.cat([self.fc1.weight, self.fc2.weight])
 
     def scores(self, features: Tensor) -> Tensor:
-        """The cosines, without σ: [batch, old + new]."""
+        """The unscaled cosines: [batch, old + new]."""
         return torch.cat([self.fc1(features), self.fc2(features)], dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -94,30 +94,31 @@ class SplitCosineLinear(nn.Module):
 def grow_cosine(
     head: CosineLinear | SplitCosineLinear, new_classes: int, imprint: Tensor | None = None
 ) -> SplitCosineLinear:
-    """A head with ``new_classes`` more outputs; ``head`` itself is left as it is.
+    """Return a head with `new_classes` more outputs. `head` itself does not change.
 
-    Every class that ``head`` knows becomes an old one, with a copy of its weights; σ is kept. The
-    new weights are ``imprint`` ([new_classes, in_features], see :func:`imprinted_weights`), or
-    random. All parameters of the result learn until the caller freezes some.
+    All classes of `head` become old classes with copies of their weights, and σ is copied. The
+    weights of the new classes are `imprint`, [new_classes, in_features] (see `imprinted_weights`),
+    or random. All parameters of the new head require a gradient.
 
-    >>> grow_cosine(CosineLinear(64, 50), 10)
-    SplitCosineLinear(
-      in_features=64, out_features=60
-      (fc1): CosineScores(in_features=64, out_features=50)
-      (fc2): CosineScores(in_features=64, out_features=10)
-    )
+    Example:
+        >>> grow_cosine(CosineLinear(64, 50), 10)
+        SplitCosineLinear(
+          in_features=64, out_features=60
+          (fc1): CosineScores(in_features=64, out_features=50)
+          (fc2): CosineScores(in_features=64, out_features=10)
+        )
     """
     if not isinstance(head, (CosineLinear, SplitCosineLinear)):
         raise ConfigurationError(
-            f"head is a {type(head).__name__}; expected a CosineLinear or a SplitCosineLinear; "
-            "a torch.nn.Linear grows with grow_linear"
+            f"head is a {type(head).__name__}: must be a CosineLinear or a SplitCosineLinear. A "
+            f"torch.nn.Linear grows with grow_linear."
         )
     new_classes = positive(new_classes, "new_classes")
-    expected = (new_classes, head.in_features)
-    if imprint is not None and tuple(imprint.shape) != expected:
+    shape = (new_classes, head.in_features)
+    if imprint is not None and tuple(imprint.shape) != shape:
         raise ConfigurationError(
-            f"imprint has the shape {tuple(imprint.shape)}; expected {expected}: one row for "
-            "each new class; make them with imprinted_weights, or leave imprint out"
+            f"imprint has the shape {tuple(imprint.shape)}: must be {shape}, one row per new "
+            f"class. Make it with imprinted_weights, or leave it out."
         )
     old = head.weight.detach()
     grown = SplitCosineLinear(head.in_features, head.out_features, new_classes)
@@ -131,17 +132,18 @@ def grow_cosine(
 
 
 def grow_linear(head: nn.Linear, new_classes: int) -> nn.Linear:
-    """A ``Linear`` with ``new_classes`` more outputs; ``head`` itself is left as it is.
+    """Return a `torch.nn.Linear` with `new_classes` more outputs. `head` itself does not change.
 
-    The first rows are copies of ``head``'s, the others start as in any new ``torch.nn.Linear``.
+    The first rows are copies of `head`'s; the new rows have torch's default initialization.
 
-    >>> grow_linear(nn.Linear(64, 50), 10)
-    Linear(in_features=64, out_features=60, bias=True)
+    Example:
+        >>> grow_linear(nn.Linear(64, 50), 10)
+        Linear(in_features=64, out_features=60, bias=True)
     """
     if not isinstance(head, nn.Linear):
         raise ConfigurationError(
-            f"head is a {type(head).__name__}; expected a torch.nn.Linear; a cosine head grows "
-            "with grow_cosine"
+            f"head is a {type(head).__name__}: must be a torch.nn.Linear. A cosine head grows with "
+            f"grow_cosine."
         )
     new_classes = positive(new_classes, "new_classes")
     old = head.out_features
@@ -159,34 +161,18 @@ def grow_linear(head: nn.Linear, new_classes: int) -> nn.Linear:
     return grown
 
 
-def imprinted_weights(
-    features: Tensor, targets: MapStyle, classes: MapStyle, norm: Tensor | float
-) -> Tensor:
-    """First weights for new classes, read off their samples (LUCIR's imprinting).
+@dataclasses.dataclass(frozen=True)
+class CosineMethod(Method):
+    """Base class of methods with a cosine head; the weights of new classes are random."""
 
-    The direction of a class's weights is the mean of its L2-normalised ``features``; their length
-    is ``norm``, one number, which LUCIR takes as the average over the classes known so far:
-    ``head.weight.norm(dim=1).mean()``. Rows come in the order of ``classes``.
+    def head(self, in_features: int, classes: int) -> nn.Module:
+        return CosineLinear(in_features, classes)
 
-    >>> features = torch.tensor([[3.0, 0.0], [0.0, 5.0], [0.0, 1.0]])
-    >>> imprinted_weights(features, targets=[7, 8, 8], classes=[8, 7], norm=2.0)
-    tensor([[0., 2.],
-            [2., 0.]])
-    """
-    length = torch.as_tensor(norm).detach()
-    if length.numel() != 1 or not (length.isfinite() & (length > 0)).all():
-        raise ConfigurationError(
-            f"norm={norm!r}; expected one positive number; pass head.weight.norm(dim=1).mean()"
-        )
-    known, means = class_means(features, targets)
-    wanted = targets_of(classes)
-    rows = {label: row for row, label in enumerate(known.tolist())}
-    missing = [label for label in wanted.tolist() if label not in rows]
-    if missing:
-        raise ConfigurationError(
-            f"targets has no sample of {len(missing)} of the {len(wanted)} classes asked for, the "
-            f"first is class {missing[0]}; expected at least one sample of each; pass features of "
-            "all new classes"
-        )
-    order = torch.tensor([rows[label] for label in wanted.tolist()], dtype=torch.int64)
-    return means[order.to(means.device)] * length.to(means).reshape(())
+    def grow(self, head: nn.Module, new: int, *samples: Any, **options: Any) -> nn.Module:
+        assert isinstance(head, (CosineLinear, SplitCosineLinear))
+        return grow_cosine(head, new)
+
+    def score(self, head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(head, (CosineLinear, SplitCosineLinear))
+        scores = head.scores(features)
+        return scores, head.sigma * scores

@@ -1,14 +1,35 @@
-"""iCaRL's loss, in the softmax form that LUCIR, Mnemonics and AANets compare with.
+"""iCaRL (Rebuffi et al. 2017), in the softmax form that LUCIR, Mnemonics and AANets compare with.
 
-Herding is :func:`aanets_plugin.herd`, the classifier is in ``nearest_mean.py``.
+Herding is `aanets_plugin.herd`. The nearest-mean classifier is in `prediction.py`.
 """
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor
+import dataclasses
+import math
+from typing import ClassVar
 
-from aanets_plugin.baselines.distillation import knowledge_distillation
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aanets_plugin.baselines.heads import CosineMethod
+from aanets_plugin.baselines.method import Output, Rule
+from aanets_plugin.errors import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class ICaRL(CosineMethod):
+    """iCaRL with softmax losses and a cosine head, as in the paper's comparison."""
+
+    name: ClassVar[str] = "icarl"
+    predicts_by: ClassVar[Rule] = "nearest_mean"
+
+    temperature: float = 2.0
+    beta: float = 0.25
+
+    def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
+        logits = None if teacher is None else teacher.logits
+        return icarl_loss(out.logits, targets, logits, temperature=self.temperature, beta=self.beta)
 
 
 def icarl_loss(
@@ -19,20 +40,53 @@ def icarl_loss(
     temperature: float = 2.0,
     beta: float = 0.25,
 ) -> Tensor:
-    """Cross-entropy over all classes, plus distillation of the old ones.
+    """Cross-entropy over all classes plus β · `knowledge_distillation` of the old classes.
 
-    With N samples, O old classes, p and q the softmax at temperature T of the teacher's and the
-    student's old logits:
-
-        cross-entropy + β · T² · O · (1 / (N · O)) · Σ over samples and old classes of
-        p · (log p - log q)
-
-    that is, the element-wise mean of the divergence, times O: β times
-    :func:`knowledge_distillation`. The original iCaRL has sigmoids and binary cross-entropy in both
-    places. ``logits`` is [batch, classes], ``teacher_logits`` [batch, old], the old classes first;
-    ``None`` where there is no teacher yet, and the loss is the cross-entropy.
+    `logits` is [batch, classes] with the old classes first, `teacher_logits` is [batch, old]. With
+    `teacher_logits=None` the loss is the cross-entropy alone. The original iCaRL uses sigmoids and
+    binary cross-entropy in both terms.
     """
     loss = F.cross_entropy(logits, targets)
     if teacher_logits is None:
         return loss
     return loss + beta * knowledge_distillation(logits, teacher_logits, temperature)
+
+
+def knowledge_distillation(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float
+) -> Tensor:
+    """KL divergence of the student from the teacher on the old classes, at temperature T.
+
+    With p = softmax(teacher / T) and q = softmax(student / T), both over the old classes only:
+
+        T² · mean over samples of Σ over old classes of p · (log p - log q)
+
+    `student_logits` is [batch, classes] with the old classes first, `teacher_logits` is
+    [batch, old]. No gradient flows into the teacher.
+
+    Example:
+        >>> import torch
+        >>> teacher = torch.tensor([[2.0, 0.0]])
+        >>> student = torch.tensor([[2.0, 0.0, 5.0]])
+        >>> knowledge_distillation(student, teacher, temperature=2.0)
+        tensor(0.)
+    """
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ConfigurationError(
+            f"temperature={temperature!r}: must be > 0 and finite. iCaRL's is 2.0."
+        )
+    shapes = student_logits.shape, teacher_logits.shape
+    if (
+        any(len(shape) != 2 for shape in shapes)
+        or len(student_logits) != len(teacher_logits)
+        or not 1 <= teacher_logits.shape[1] <= student_logits.shape[1]
+    ):
+        raise ConfigurationError(
+            f"student_logits has the shape {tuple(shapes[0])}, teacher_logits has "
+            f"{tuple(shapes[1])}: must be [batch, classes] and [batch, old classes]. Pass the "
+            f"logits of both networks for the same batch."
+        )
+    old = teacher_logits.shape[1]
+    student = F.log_softmax(student_logits[:, :old] / temperature, dim=1)
+    teacher = F.softmax(teacher_logits.detach() / temperature, dim=1)
+    return temperature**2 * F.kl_div(student, teacher, reduction="batchmean")

@@ -1,17 +1,71 @@
-"""LUCIR's three losses (Hou et al. 2019): cross-entropy, less-forget, margin ranking.
-
-Its head and its imprinting are in ``heads.py``.
-"""
+"""LUCIR (Hou et al. 2019): its losses, the imprinting of new class weights, and the method."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from aanets_plugin.baselines.heads import (
+    CosineLinear,
+    CosineMethod,
+    SplitCosineLinear,
+    grow_cosine,
+)
+from aanets_plugin.baselines.method import Output
 from aanets_plugin.baselines.precision import at_least_float32
+from aanets_plugin.baselines.prediction import class_means
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.exemplars import MapStyle, targets_of
+
+
+@dataclasses.dataclass(frozen=True)
+class LUCIR(CosineMethod):
+    """LUCIR: imprinted weights for new classes, frozen weights for old ones, three losses."""
+
+    name: ClassVar[str] = "lucir"
+    imprints: ClassVar[bool] = True
+
+    base: float = 5.0
+    k: int = 2
+    margin: float = 0.5
+    ranking_weight: float = 1.0
+
+    def grow(
+        self,
+        head: nn.Module,
+        new: int,
+        features: Tensor | None = None,
+        targets: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> nn.Module:
+        assert isinstance(head, (CosineLinear, SplitCosineLinear))
+        imprint = None
+        if features is not None and targets is not None:
+            classes = range(head.out_features, head.out_features + new)
+            norm = head.weight.norm(dim=1).mean()
+            imprint = imprinted_weights(features, targets, list(classes), norm)
+        grown = grow_cosine(head, new, imprint)
+        grown.fc1.requires_grad_(False)
+        return grown
+
+    def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
+        return lucir_loss(
+            out.logits,
+            targets,
+            scores=out.scores,
+            features=out.features,
+            teacher_features=None if teacher is None else teacher.features,
+            old=0 if teacher is None else teacher.logits.shape[1],
+            base=self.base,
+            k=self.k,
+            margin=self.margin,
+            ranking_weight=self.ranking_weight,
+        )
 
 
 def lucir_loss(
@@ -27,36 +81,38 @@ def lucir_loss(
     margin: float = 0.5,
     ranking_weight: float = 1.0,
 ) -> Tensor:
-    """Cross-entropy + λ · less-forget + ``ranking_weight`` · margin ranking.
+    """Cross-entropy + λ · less-forget + `ranking_weight` · margin ranking.
 
-    ``old`` is the number of old classes, the first columns of ``logits``; the other columns are
-    new, and λ is :func:`less_forget_weight` of the two numbers. ``scores`` are the cosines that
-    ``logits`` are a multiple of: from one product, ``scores = head.scores(features)`` and
-    ``logits = head.sigma * scores``; where a network gives its logits only,
-    ``logits / head.sigma``. ``teacher_features`` is ``None`` where there is no teacher yet, and the
-    loss is the cross-entropy.
+    λ is `less_forget_weight(old, new, base)`.
 
-    >>> import torch
-    >>> from aanets_plugin.baselines import SplitCosineLinear
-    >>> head, features = SplitCosineLinear(16, old=3, new=2), torch.randn(4, 16)
-    >>> scores = head.scores(features)
-    >>> loss = lucir_loss(
-    ...     head.sigma * scores,
-    ...     torch.tensor([0, 4, 2, 3]),
-    ...     scores=scores,
-    ...     features=features,
-    ...     teacher_features=torch.randn(4, 16),
-    ...     old=3,
-    ... )
-    >>> loss.backward()
+    Args:
+        logits: [batch, classes], the first `old` columns are the old classes.
+        scores: The cosines: `head.scores(features)`, or `logits / head.sigma`.
+        features: The inputs of the head, [batch, dimensions].
+        teacher_features: The same of the teacher. None: the loss is the cross-entropy alone.
+        k, margin: See `margin_ranking_loss`.
+
+    Example:
+        >>> from aanets_plugin.baselines import SplitCosineLinear
+        >>> head, features = SplitCosineLinear(16, old=3, new=2), torch.randn(4, 16)
+        >>> scores = head.scores(features)
+        >>> loss = lucir_loss(
+        ...     head.sigma * scores,
+        ...     torch.tensor([0, 4, 2, 3]),
+        ...     scores=scores,
+        ...     features=features,
+        ...     teacher_features=torch.randn(4, 16),
+        ...     old=3,
+        ... )
+        >>> loss.backward()
     """
     loss = F.cross_entropy(logits, targets)
     if teacher_features is None:
         return loss
     if logits.shape != scores.shape:
         raise ConfigurationError(
-            f"logits has the shape {tuple(logits.shape)}, scores has {tuple(scores.shape)}; "
-            "expected the same: logits are sigma times scores"
+            f"logits has the shape {tuple(logits.shape)}, scores has {tuple(scores.shape)}: must "
+            f"be the same. Pass logits that are sigma times scores."
         )
     weight = less_forget_weight(old, logits.shape[1] - old, base)
     return (
@@ -67,26 +123,27 @@ def lucir_loss(
 
 
 def less_forget_weight(old: int, new: int, base: float = 5.0) -> float:
-    """λ = ``base`` · sqrt(old / new): the more there is to keep, the more weight on keeping it.
+    """λ = base · √(old / new). It grows with the number of old classes.
 
-    >>> less_forget_weight(old=40, new=10)
-    10.0
+    Example:
+        >>> less_forget_weight(old=40, new=10)
+        10.0
     """
     if old < 1 or new < 1:
         raise ConfigurationError(
-            f"old={old!r}, new={new!r}; expected at least one old and one new class; before the "
-            "first classes are old there is nothing to keep: pass teacher_features=None"
+            f"old={old!r}, new={new!r}: both must be ≥ 1. In the first phase there are no old "
+            f"classes: pass teacher_features=None."
         )
     return base * math.sqrt(old / new)
 
 
 def less_forget_loss(features: Tensor, teacher_features: Tensor) -> Tensor:
-    """Mean over samples of 1 - cos(feature, teacher's feature); no gradient reaches the teacher."""
+    """1 - cosine of the student's and the teacher's features, batch mean; the teacher is fixed."""
     if features.ndim != 2 or features.shape != teacher_features.shape:
         raise ConfigurationError(
             f"features has the shape {tuple(features.shape)}, teacher_features has "
-            f"{tuple(teacher_features.shape)}; expected the same [batch, dimensions]; pass what "
-            "the classifier of each network sees, for the same batch"
+            f"{tuple(teacher_features.shape)}: must be the same [batch, dimensions]. Pass the "
+            f"inputs of both heads for the same batch."
         )
     own, teacher = at_least_float32(features), at_least_float32(teacher_features.detach())
     return 1 - F.cosine_similarity(own, teacher, dim=1).mean()
@@ -95,33 +152,65 @@ def less_forget_loss(features: Tensor, teacher_features: Tensor) -> Tensor:
 def margin_ranking_loss(
     scores: Tensor, targets: Tensor, old: int, *, k: int = 2, margin: float = 0.5
 ) -> Tensor:
-    """Keep old classes' samples away from the new classes they are nearest to.
+    """Separate samples of old classes from the new classes that score highest for them.
 
-    Over the samples whose class is among the first ``old``, and over the ``k`` new classes that
-    score highest for each (all of them, where there are fewer):
+        mean of max(0, margin - score of the true class + score of the new class)
 
-        mean of max(0, margin - score of its own class + score of the new class)
-
-    ``scores`` are cosines, [batch, classes]. The mean over ``k`` is the authors' code; the
-    paper's equation adds the ``k`` terms. A batch without an old class's sample gives zero.
+    The mean is over the samples of old classes (the first `old` columns of `scores`), and for each
+    over the `k` new classes with the highest scores, or all if there are fewer. It is 0 for a batch
+    without old classes. The authors' code averages over `k`, as here; the paper's equation sums.
     """
     if k < 1:
-        raise ConfigurationError(f"k={k!r}; expected at least 1; LUCIR's is 2")
+        raise ConfigurationError(f"k={k!r}: must be ≥ 1. LUCIR's is 2.")
     if scores.ndim != 2 or targets.shape != scores.shape[:1]:
         raise ConfigurationError(
-            f"scores has the shape {tuple(scores.shape)}, targets has {tuple(targets.shape)}; "
-            "expected [batch, classes] and [batch]"
+            f"scores has the shape {tuple(scores.shape)}, targets has {tuple(targets.shape)}: must "
+            f"be [batch, classes] and [batch]."
         )
     classes = scores.shape[1]
     if not 1 <= old < classes:
         raise ConfigurationError(
-            f"old={old!r} of {classes} classes; expected at least one old and one new class; pass "
-            "the number of classes of all phases before this one"
+            f"old={old!r} of {classes} classes: must be ≥ 1 and < {classes}. Pass the number of "
+            f"classes of all earlier phases."
         )
     k = min(k, classes - old)
     own = scores.gather(1, targets.unsqueeze(1))
     rivals = scores[:, old:].topk(k, dim=1).values
-    # A mask and not a selection: no shape depends on the data, nothing waits for the device.
+    # A mask keeps shapes independent of the data, so nothing waits for the device.
     is_old = targets.unsqueeze(1) < old
     hinge = F.relu(margin - own + rivals).where(is_old, scores.new_zeros(()))
     return hinge.sum() / (k * is_old.sum()).clamp_min(1)
+
+
+def imprinted_weights(
+    features: Tensor, targets: MapStyle, classes: MapStyle, norm: Tensor | float
+) -> Tensor:
+    """Initial weights of new classes from the features of their samples (LUCIR's imprinting).
+
+    There is one row for each of `classes`. It points to the mean of the class's L2-normalized
+    features and has the length `norm`; LUCIR uses the average over the old classes,
+    `head.weight.norm(dim=1).mean()`.
+
+    Example:
+        >>> features = torch.tensor([[3.0, 0.0], [0.0, 5.0], [0.0, 1.0]])
+        >>> imprinted_weights(features, targets=[7, 8, 8], classes=[8, 7], norm=2.0)
+        tensor([[0., 2.],
+                [2., 0.]])
+    """
+    length = torch.as_tensor(norm).detach()
+    if length.numel() != 1 or not (length.isfinite() & (length > 0)).all():
+        raise ConfigurationError(
+            f"norm={norm!r}: must be one number > 0. Pass head.weight.norm(dim=1).mean()."
+        )
+    known, means = class_means(features, targets)
+    wanted = targets_of(classes)
+    rows = {label: row for row, label in enumerate(known.tolist())}
+    missing = [label for label in wanted.tolist() if label not in rows]
+    if missing:
+        raise ConfigurationError(
+            f"targets has no sample of {len(missing)} of the {len(wanted)} classes, the first is "
+            f"class {missing[0]}: must have at least one of each. Pass features of all new "
+            f"classes."
+        )
+    order = torch.tensor([rows[label] for label in wanted.tolist()], dtype=torch.int64)
+    return means[order.to(means.device)] * length.to(means).reshape(())

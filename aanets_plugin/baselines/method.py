@@ -1,36 +1,38 @@
-"""What sets one class-incremental method apart from another, free of any training loop.
+"""The interface of a class-incremental method, independent of any training loop.
 
-A loop that trains a :class:`Method` does, in every phase but the first:
+A loop that trains a `Method` does the following in each phase after the first (the steps are in
+`lifecycle.py`):
 
-    teacher = copy of the net, frozen, in eval mode
-    net.fc = method.grow(net.fc, new, features, targets)       # of the new data
-    for x, y in new data and exemplars:
-        loss = method.loss(net.fc, method.observe(net, x), y, teacher's output or None)
-    exemplars by herding; `method.refine` learns better ones, if `method.learns_exemplars`
-    fine-tuning on exemplars, if `method.fine_tuning` says so
+    teacher = teacher_of(net)
+    grow_head(method, net, new, samples)
+    train MethodLoss(method, net, teacher) on new data and exemplars
+    herd exemplars; replace them by `method.refine(...)` if `method.learns_exemplars`
+    train `fine_tuning(method, net)` on exemplars
 
-Columns of logits are classes in the order of their arrival.
+The columns of the logits are the classes in the order in which they arrived.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from aanets_plugin.baselines.feature_maps import stage_maps
-from aanets_plugin.baselines.network import IncrementalNet
+
+if TYPE_CHECKING:
+    from aanets_plugin.baselines.network import IncrementalNet
 
 Rule = Literal["head", "nearest_mean"]
-"""What decides on a class: the network's head, or the nearest mean of the exemplars."""
+"""How classes are predicted: by the head, or by the nearest mean of the exemplars' features."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a network makes of a batch. `logits` are `scores` times the head's learned factor."""
+    """The outputs of a network for a batch. `logits` are `scores` times the head's scale."""
 
     features: Tensor
     scores: Tensor
@@ -40,40 +42,42 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class FineTuning:
-    """A last training on exemplars alone, equally many of each class."""
+    """Settings of the fine-tuning of the head on exemplars at the end of a phase."""
 
     epochs: int
     lr: float
-    head_only: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Base class; the fields of a child are its hyperparameters."""
+    """Base class of the methods. The dataclass fields of a subclass are its hyperparameters."""
 
     name: ClassVar[str]
     predicts_by: ClassVar[Rule] = "head"
-    """The rule behind its published numbers."""
+    """The prediction rule of the published results."""
     head_type: ClassVar[str] = "cosine"
-    """Methods with the same one train the same network in the first phase."""
+    """Methods with the same head type share the network of the first phase."""
     schedule: ClassVar[str] = "step"
+    """The learning rate schedule, "step" or "cosine"."""
     keeps_all_data: ClassVar[bool] = False
+    """Whether the method trains on all data of all phases so far."""
     imprints: ClassVar[bool] = False
-    """Whether `grow` makes use of features; without it a loop need not compute them."""
+    """Whether `grow` uses features of the new classes. If not, they need not be computed."""
     learns_exemplars: ClassVar[bool] = False
-    """Whether exemplars go through `refine` after herding."""
+    """Whether `refine` is called on the herded exemplars."""
 
     @property
     def fine_tuning(self) -> FineTuning | None:
+        """Settings of the fine-tuning on exemplars; None if the method has none."""
         return None
 
     @property
     def needs_maps(self) -> bool:
-        """Whether the loss compares the maps of the stages."""
+        """Whether the loss compares the feature maps of the stages."""
         return False
 
     def head(self, in_features: int, classes: int) -> nn.Module:
-        """The head of the first phase."""
+        """Return the head of the first phase."""
         raise NotImplementedError
 
     def grow(
@@ -84,29 +88,30 @@ class Method:
         targets: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> nn.Module:
-        """The head of the next phase, with `new` more classes.
+        """Return the head of the next phase, with `new` more classes.
 
-        `features` and `targets` are those of the new classes' samples; without them new weights
-        are random, for a state_dict to be loaded into.
+        `features` and `targets` are those of the new classes; without them the new weights are
+        random.
         """
         raise NotImplementedError
 
     def score(self, head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and logits."""
+        """Return scores and logits."""
         raise NotImplementedError
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
-        """The loss of a batch; `teacher` is None in the first phase and in fine-tuning."""
+        """Return the loss of a batch. `teacher` is None in the first phase and in fine-tuning."""
         raise NotImplementedError
 
     def observe(self, net: IncrementalNet, x: Tensor, *, maps: bool = False) -> Output:
-        """Run `net` on a batch; with `maps`, keep those of its stages, if the loss needs them."""
+        """Run `net` on a batch. With `maps=True`, collect feature maps if the loss needs them."""
+        collected: list[Tensor] = []
         if maps and self.needs_maps:
-            with stage_maps(net.backbone) as found:
+            with stage_maps(net.backbone) as collected:
                 features = net.features(x)
         else:
-            found, features = [], net.features(x)
-        return Output(features, *self.score(net.fc, features), found)
+            features = net.features(x)
+        return Output(features, *self.score(net.fc, features), collected)
 
     def refine(
         self,
@@ -117,14 +122,9 @@ class Method:
         bounds: tuple[Tensor, Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Better exemplars than the herded `images`, of the same labels and within `bounds`."""
+        """Return learned exemplars instead of `images`, with pixels between the two `bounds`."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """Name and hyperparameters."""
+        """Return the name and the hyperparameters."""
         return {"name": self.name, **dataclasses.asdict(self)}
-
-
-def old_classes(teacher: Output) -> int:
-    """How many classes the teacher knows."""
-    return teacher.logits.shape[1]

@@ -1,4 +1,4 @@
-"""What is measured after each phase: accuracies on groups of classes, their average, forgetting."""
+"""Metrics after each phase: accuracies on groups of classes, their average, forgetting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,9 @@ from aanets_plugin.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class PhaseMetrics:
-    """Accuracies over test samples after one phase, in per cent.
+    """Accuracies on test samples after one phase, in per cent.
 
-    `dataclasses.asdict` gives what JSON can hold, and `PhaseMetrics(**read)` is the same again.
+    `dataclasses.asdict` returns a dict for JSON, and `PhaseMetrics(**dict)` restores the object.
     """
 
     all: float
@@ -33,8 +34,8 @@ class PhaseMetrics:
     average: float
     """Average incremental accuracy (Rebuffi et al. 2017): the mean of `all` over the phases."""
     forgetting: float | None
-    """How far the classes of an earlier phase are below their best accuracy in any earlier phase,
-    averaged over those phases (Chaudhry et al. 2018, Eq. 3); None in phase 0."""
+    """Best earlier accuracy on the classes of an earlier phase minus the current one, averaged over
+    those phases (Chaudhry et al. 2018, Eq. 3); None in phase 0."""
 
 
 def phase_metrics(
@@ -43,29 +44,30 @@ def phase_metrics(
     increments: Sequence[int],
     earlier: Sequence[PhaseMetrics],
 ) -> PhaseMetrics:
-    """The metrics of the last phase in ``increments``.
+    """Return the metrics of the last phase.
 
-    ``predictions`` and ``targets`` are class labels of the test samples of all classes seen.
-    ``increments[p]`` is how many classes phase p brought; labels count from 0 in the order of
-    arrival. ``earlier`` holds what this function gave after each phase before.
+    `predictions` and `targets` are labels of test samples of all classes seen, numbered from 0 in
+    the order of arrival. `increments` are the numbers of new classes of all phases so far.
+    `earlier` are the results of this function for the earlier phases.
 
-    >>> first = phase_metrics(torch.tensor([0, 1]), torch.tensor([0, 1]), [2], [])
-    >>> predictions, targets = torch.tensor([0, 2, 2, 2]), torch.tensor([0, 1, 2, 2])
-    >>> second = phase_metrics(predictions, targets, [2, 1], [first])
-    >>> second.all, second.old, second.new, second.average, second.forgetting
-    (75.0, 50.0, 100.0, 87.5, 50.0)
+    Example:
+        >>> first = phase_metrics(torch.tensor([0, 1]), torch.tensor([0, 1]), [2], [])
+        >>> predictions, targets = torch.tensor([0, 2, 2, 2]), torch.tensor([0, 1, 2, 2])
+        >>> second = phase_metrics(predictions, targets, [2, 1], [first])
+        >>> second.all, second.old, second.new, second.average, second.forgetting
+        (75.0, 50.0, 100.0, 87.5, 50.0)
     """
     _check(predictions, targets, increments, earlier)
     labels = targets.detach().cpu()
-    right = predictions.detach().cpu() == labels
+    correct = predictions.detach().cpu() == labels
     ends = torch.tensor(list(accumulate(increments)))
     phases = torch.bucketize(labels, ends, right=True)
     count = torch.bincount(phases, minlength=len(increments)).tolist()
-    hits = torch.bincount(phases[right], minlength=len(increments)).tolist()
+    hits = torch.bincount(phases[correct], minlength=len(increments)).tolist()
     if 0 in count:
         raise ConfigurationError(
-            f"targets has no sample of the classes of phase {count.index(0)}; expected test "
-            f"samples of all classes seen, increments={list(increments)}"
+            f"targets has no sample of the classes of phase {count.index(0)}. Pass test samples of "
+            f"all classes seen, increments={list(increments)}."
         )
     by_phase = [100 * hit / of for hit, of in zip(hits, count, strict=True)]
     overall = 100 * sum(hits) / sum(count)
@@ -84,38 +86,33 @@ def phase_metrics(
     )
 
 
-def _check(
-    predictions: Tensor,
-    targets: Tensor,
-    increments: Sequence[int],
-    earlier: Sequence[PhaseMetrics],
-) -> None:
+def _check(predictions: Tensor, targets: Tensor, increments: Sequence[int], earlier: Any) -> None:
     if not increments or min(increments) < 1:
         raise ConfigurationError(
-            f"increments={list(increments)}; expected the number of classes of each phase so far, "
-            f"at least 1 in each"
+            f"increments={list(increments)}: must be the number of classes of each phase so far, "
+            f"each ≥ 1."
         )
     if targets.dim() != 1 or predictions.shape != targets.shape:
         raise ConfigurationError(
             f"predictions has the shape {tuple(predictions.shape)}, targets has "
-            f"{tuple(targets.shape)}; expected [samples], the same for both: of logits, pass "
-            f"logits.argmax(1)"
+            f"{tuple(targets.shape)}: must be the same [samples]. For logits, pass "
+            f"logits.argmax(1)."
         )
     for name, labels in (("predictions", predictions), ("targets", targets)):
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise ConfigurationError(f"{name} is {labels.dtype}; expected integers: class labels")
+            raise ConfigurationError(f"{name} is {labels.dtype}: must be integer class labels.")
     if len(targets) == 0:
-        raise ConfigurationError("targets has no sample; expected the test samples of all classes")
+        raise ConfigurationError("targets has no sample. Pass the test samples of all classes.")
     lowest, highest = int(targets.min()), int(targets.max())
     if lowest < 0 or highest >= sum(increments):
         raise ConfigurationError(
-            f"targets has the label {lowest if lowest < 0 else highest}; expected 0 to "
-            f"{sum(increments) - 1} with increments={list(increments)}: labels in the order in "
-            f"which classes arrive"
+            f"targets has the label {lowest if lowest < 0 else highest}: must be 0 to "
+            f"{sum(increments) - 1} with increments={list(increments)}. Number the classes in the "
+            f"order in which they arrive."
         )
     lengths = [len(metrics.by_phase) for metrics in earlier]
     if lengths != list(range(1, len(increments))):
         raise ConfigurationError(
-            f"earlier has {len(earlier)} metrics, of {lengths} phases each; expected one for each "
-            f"of the {len(increments) - 1} phases before this one, in order"
+            f"earlier has {len(earlier)} metrics, of {lengths} phases each: must have one for each "
+            f"of the {len(increments) - 1} earlier phases, in order."
         )

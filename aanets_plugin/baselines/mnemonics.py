@@ -1,27 +1,27 @@
-"""Mnemonics (Liu et al., CVPR 2020): the pixels of the exemplars are learned.
+"""Mnemonics (Liu et al., CVPR 2020): exemplars with learned pixels, and the method.
 
-Two levels take turns in a phase. The model level is a network's usual training on the new data and
-the exemplars, by whatever baseline; the exemplar level changes the exemplars so that a network
-fine-tuned on them does well on data they stand for. At the end of the phase the network is
-fine-tuned on the exemplars alone, which are balanced:
+The pixels of the exemplars are changed so that a network fine-tuned on them has a low loss on the
+data they represent. This alternates with the training of the network. At the end of a phase the
+network is fine-tuned on the exemplars alone, which are class-balanced:
 
-    exemplars = …                                      # a random or herded subset of the new data
+    exemplars = ...                            # a random or herded subset of the new data
     for epoch in range(epochs):
-        train_one_epoch(model, new_data_and_exemplars)                             # model level
-        exemplars = refine_exemplars(model, exemplars, labels, new_data_loader)    # exemplar level
-    # The old data are gone, so the old exemplars, in two halves with every class in both, are
-    # each other's validation data.
+        train_one_epoch(model, new_data_and_exemplars)
+        exemplars = refine_exemplars(model, exemplars, labels, new_data_loader)
+    # The old data are gone. Split the old exemplars into two halves with all classes in both, and
+    # use each half as validation data of the other.
     a = refine_exemplars(model, old_a, labels_a, [(old_b, labels_b)])
     b = refine_exemplars(model, old_b, labels_b, [(old_a, labels_a)])
-    finetune_on_exemplars(model, all_exemplars, all_labels)                        # model level
+    finetune_on_exemplars(model, all_exemplars, all_labels)
 
-Images are as the model takes them, normalised; `bounds` are in that scale as well.
+Images are inputs of the network, that is, normalized; `bounds` are in the same scale.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,16 +29,68 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from aanets_plugin.alpha_gradient import logits_of
+from aanets_plugin.baselines.lifecycle import requires_grad, sgd, train_epoch
+from aanets_plugin.baselines.lucir import LUCIR
+from aanets_plugin.baselines.method import FineTuning
+from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.exemplars import permutation
 from aanets_plugin.modes import evaluating
-from aanets_plugin.optim import parameter_groups
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 """`loss_fn(outputs, labels)`: the mean loss of a batch."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Mnemonics(LUCIR):
+    """Mnemonics with LUCIR's losses: exemplars are learned, and the head is fine-tuned on them.
+
+    The steps and learning rates of the exemplars, and the fine-tuning of the head alone, are our
+    choice. The published settings do not work for 8-bit exemplars and small memories.
+    """
+
+    name: ClassVar[str] = "mnemonics"
+    learns_exemplars: ClassVar[bool] = True
+
+    refine_steps: int = 20
+    refine_lr: float = 2e-3
+    inner_lr: float = 1.0
+    inner_steps: int = 5
+    refine_batch: int = 100
+    finetune_epochs: int = 10
+    finetune_lr: float = 0.05
+
+    @property
+    def fine_tuning(self) -> FineTuning | None:
+        return FineTuning(self.finetune_epochs, self.finetune_lr) if self.finetune_epochs else None
+
+    def refine(
+        self,
+        net: IncrementalNet,
+        images: Tensor,
+        labels: Tensor,
+        validation: Iterable[Sequence[Any]],
+        bounds: tuple[Tensor, Tensor],
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return refine_exemplars(
+            net,
+            images,
+            labels,
+            validation,
+            steps=self.refine_steps,
+            lr=self.refine_lr,
+            inner_lr=self.inner_lr,
+            inner_steps=self.inner_steps,
+            head="fc",
+            bounds=bounds,
+            batch_size=min(self.refine_batch, len(images)),
+            generator=generator,
+        )
+
+
 def cross_entropy(outputs: Any, labels: Tensor) -> Tensor:
-    """Of logits, or of a dict's `"logits"`."""
+    """Cross-entropy of logits, or of a dict with `"logits"`."""
     return F.cross_entropy(logits_of(outputs), labels)
 
 
@@ -60,26 +112,32 @@ def refine_exemplars(
     generator: torch.Generator | None = None,
     loss_fn: LossFunction = cross_entropy,
 ) -> Tensor:
-    """Exemplars that make a better network of one that is fine-tuned on them; `model` and `images`
-    stay as they are.
+    """Return exemplars on which fine-tuning works better. `model` and `images` do not change.
+
+    Each step fine-tunes a copy of the network on the exemplars, computes the loss of a validation
+    batch, and moves the pixels along the negative gradient of that loss.
 
     Args:
-        images: `[exemplars, …]`, floating point; labels `[exemplars]`.
-        validation: batches `(x, y, …)`, one per step, from the start again when they run out.
-        steps: how often the images are moved, by SGD with `lr` and `momentum`.
-        normalize: scale each image's gradient to a root mean square of one, so that `lr` is how far
-            a step moves a pixel, in the scale of `images`. The gradient through a fine-tuning step
-            is so small that images stay as they are otherwise.
-        inner_steps: steps of gradient descent with `inner_lr` on the exemplars, through which the
-            validation loss is differentiated. Through one small step, images change to be hard
-            rather than typical; a few large ones keep them good for nearest means too.
-        head: names of the modules that these steps change; None for the whole network.
-        bounds: lowest and highest value of a pixel, numbers or tensors such as `[channels, 1, 1]`.
-        batch_size: how many exemplars to take in a step, drawn anew each time. Default: all.
+        images: Exemplars, floating point [exemplars, …].
+        validation: Batches `(x, y, …)`. Each step uses one; after the last it starts again.
+        steps, lr, momentum: SGD on the pixels.
+        normalize: Scale the gradient of each image to a root mean square of 1, so that `lr` is the
+            size of a step in the scale of `images`. Without it the gradient is so small that 8-bit
+            images do not change.
+        inner_steps, inner_lr: The fine-tuning. With one small step, images become hard rather than
+            typical. A few large steps keep them suitable for nearest means as well.
+        head: Names of the modules to fine-tune. None: the whole network.
+        bounds: Lowest and highest value of a pixel, numbers or tensors such as [channels, 1, 1].
+        batch_size: Exemplars per step, drawn at random with `generator`. Default: all.
+        loss_fn: `loss_fn(outputs, labels)` returns the mean loss of a batch.
 
     Example:
-        >>> low, high = (0 - mean) / std, (1 - mean) / std
-        >>> exemplars = refine_exemplars(model, exemplars, labels, loader, bounds=(low, high))
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> images, labels = torch.rand(4, 3, 2, 2), torch.tensor([0, 0, 1, 1])
+        >>> batches = [(torch.rand(8, 3, 2, 2), torch.arange(8) % 2)]
+        >>> refined = refine_exemplars(model, images, labels, batches, head="1", bounds=(0, 1))
+        >>> refined.shape
+        torch.Size([4, 3, 2, 2])
     """
     _check_exemplars(images, labels)
     _check_positive(steps=steps, inner_steps=inner_steps, lr=lr, inner_lr=inner_lr)
@@ -87,17 +145,17 @@ def refine_exemplars(
     batch_size = len(images) if batch_size is None else batch_size
     if not 1 <= batch_size <= len(images):
         raise ConfigurationError(
-            f"batch_size={batch_size} of {len(images)} exemplars; expected 1 to {len(images)}"
+            f"batch_size={batch_size} of {len(images)} exemplars: must be 1 to {len(images)}."
         )
-    low, high = (None, None) if bounds is None else (_like(images, bound) for bound in bounds)
     refined = images.detach().clone()
+    like: Any = {"dtype": images.dtype, "device": images.device}
+    low, high = (torch.as_tensor(b, **like) for b in bounds) if bounds else (None, None)
     velocity = torch.zeros_like(refined)
     batches = _endless(validation)
     for _ in range(steps):
-        # Without batches no random number is drawn.
-        rows = torch.arange(len(images))
+        rows = torch.arange(len(images))  # draws no random numbers
         if batch_size < len(images):
-            rows = _order(len(images), generator)[:batch_size]
+            rows = permutation(len(images), generator)[:batch_size]
         rows = rows.to(refined.device)
         gradient, _ = exemplar_gradient(
             model,
@@ -129,10 +187,11 @@ def exemplar_gradient(
     head: str | Sequence[str] | None = "fc",
     loss_fn: LossFunction = cross_entropy,
 ) -> tuple[Tensor, float]:
-    """The gradient by `images` of the loss on `batch` after fine-tuning on them, and that loss.
+    """Return the gradient of the loss on `batch` with respect to `images`, and that loss.
 
-    Everything runs in eval mode on tensors of its own. The model's parameters, buffers, gradients
-    and mode flags are the same afterwards.
+    The loss is that of the network after fine-tuning on `images`. Everything runs in eval mode and
+    on copies: the parameters, buffers, gradients and modes of `model` do not change. The arguments
+    are those of `refine_exemplars`.
     """
     names = _head_parameters(model, head)
     weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -149,10 +208,7 @@ def exemplar_gradient(
         for _ in range(inner_steps):
             weights.update(fast)
             slopes = torch.autograd.grad(
-                loss_of(pixels, y),
-                list(fast.values()),
-                create_graph=True,
-                allow_unused=True,
+                loss_of(pixels, y), list(fast.values()), create_graph=True, allow_unused=True
             )
             fast = {
                 name: value if slope is None else value - inner_lr * slope
@@ -178,38 +234,37 @@ def finetune_on_exemplars(
     generator: torch.Generator | None = None,
     loss_fn: LossFunction = cross_entropy,
 ) -> float:
-    """Train the model in place on its exemplars alone; gives the mean loss of the last epoch.
+    """Train the model in place on exemplars alone; returns the mean loss of the last epoch.
 
-    With `head`, only the modules of these names learn, and batch statistics stay as they are. The
-    optimizer is its own; gradients and mode flags are given back as they were.
+    With `head`, only the modules of these names learn, and the others run in eval mode. Gradients,
+    `requires_grad` flags and train/eval modes are restored afterwards.
     """
     _check_exemplars(images, labels)
     _check_positive(epochs=epochs, lr=lr, batch_size=batch_size)
     names = set(_head_parameters(model, head))
-    learned = {id(p) for name, p in model.named_parameters() if name in names}
-    groups = parameter_groups(model, lr, weight_decay)
-    for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) in learned]
-    optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum)
-    gradients = [(p, p.grad) for p in model.parameters()]
+    others = [parameter for name, parameter in model.named_parameters() if name not in names]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     device = next(model.parameters()).device
-    total = 0.0
-    with torch.enable_grad(), evaluating(model):
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return loss_fn(model(x.detach().to(device)), y.to(device))
+
+    with torch.enable_grad(), evaluating(model), requires_grad(others, False):
+        optimizer = sgd(model, momentum, weight_decay)
         try:
             for module in [model] if head is None else _modules(model, head):
                 module.train()
             for _ in range(epochs):
-                total = 0.0
-                for rows in torch.split(_order(len(images), generator), batch_size):
-                    x, y = images[rows.to(images.device)], labels[rows.to(labels.device)]
-                    model.zero_grad(set_to_none=True)
-                    loss = loss_fn(model(x.detach().to(device)), y.to(device))
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                    total += float(loss.detach()) * len(rows)
+                order = permutation(len(images), generator)
+                batches = [
+                    (images[rows.to(images.device)], labels[rows.to(labels.device)])
+                    for rows in torch.split(order, batch_size)
+                ]
+                losses = train_epoch(loss_of, optimizer, lr, batches)
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+    total = sum(float(loss) * len(y) for loss, (_, y) in zip(losses, batches, strict=True))
     return total / len(images)
 
 
@@ -220,21 +275,21 @@ def _modules(model: nn.Module, head: str | Sequence[str]) -> list[nn.Module]:
     if unknown or not names:
         children = ", ".join(name for name, _ in model.named_children())
         raise ConfigurationError(
-            f"head={head!r}: a {type(model).__name__} has no module of that name; its children are "
-            f"{children}. Give dotted names, or None for the whole network."
+            f"head={head!r}: must name modules of the {type(model).__name__}. Its children are "
+            f"{children}. Pass dotted names, or None for the whole network."
         )
     return [modules[name] for name in names]
 
 
 def _head_parameters(model: nn.Module, head: str | Sequence[str] | None) -> list[str]:
-    """Names of the parameters that learn in the modules of these names, or anywhere."""
+    """Return the names of the parameters in these modules that require a gradient."""
     modules = [model] if head is None else _modules(model, head)
     inside = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
     names = [name for name, p in model.named_parameters() if id(p) in inside]
     if not names:
         raise ConfigurationError(
-            f"head={head!r}: nothing learns there; expected modules with parameters that require "
-            f"a gradient"
+            f"head={head!r}: nothing learns there. Pass modules with parameters that require a "
+            f"gradient."
         )
     return names
 
@@ -243,15 +298,15 @@ def _check_exemplars(images: Tensor, labels: Tensor) -> None:
     if not images.is_floating_point() or not len(images) or labels.shape != images.shape[:1]:
         raise ConfigurationError(
             f"images has the shape {tuple(images.shape)} and the dtype {images.dtype}, labels the "
-            f"shape {tuple(labels.shape)}; expected floating point [exemplars, …], as the model "
-            f"takes them, and [exemplars]"
+            f"shape {tuple(labels.shape)}: must be floating point [exemplars, …], as the model "
+            f"takes them, and [exemplars]."
         )
 
 
 def _check_positive(**options: float) -> None:
     for name, value in options.items():
         if not value > 0:
-            raise ConfigurationError(f"{name}={value}; expected more than 0")
+            raise ConfigurationError(f"{name}={value}: must be > 0.")
 
 
 def _endless(validation: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
@@ -261,27 +316,18 @@ def _endless(validation: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
             empty = False
             if not isinstance(batch, (tuple, list)) or len(batch) < 2:
                 raise ConfigurationError(
-                    f"a validation batch is a {type(batch).__name__}; expected (x, y, …); for a "
-                    f"single batch pass [(x, y)]"
+                    f"a validation batch is a {type(batch).__name__}: must be (x, y, …). For a "
+                    f"single batch pass [(x, y)]."
                 )
             yield batch
         if empty:
             raise ConfigurationError(
-                f"validation, a {type(validation).__name__}, has run out of batches; expected a "
-                f"list or loader that can be read again and again"
+                f"validation, a {type(validation).__name__}, has run out of batches: must be a "
+                f"list or loader that can be read more than once."
             )
 
 
-def _order(count: int, generator: torch.Generator | None) -> Tensor:
-    device = "cpu" if generator is None else generator.device
-    return torch.randperm(count, generator=generator, device=device).cpu()
-
-
 def _unit_scale(gradient: Tensor) -> Tensor:
-    """Each image's divided by its root mean square; zero stays zero."""
+    """Divide the gradient of each image by its root mean square; zeros stay zero."""
     size = gradient.flatten(1).square().mean(dim=1).sqrt()
     return gradient / size.clamp_min(1e-30).reshape(-1, *[1] * (gradient.ndim - 1))
-
-
-def _like(images: Tensor, bound: float | Tensor) -> Tensor:
-    return torch.as_tensor(bound, dtype=images.dtype, device=images.device)

@@ -1,4 +1,4 @@
-"""A network for the baselines: a backbone that gives features, and a head that grows."""
+"""The network of the methods: a backbone that computes features, and a head that grows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HEADS = (nn.Linear, CosineScores, SplitCosineLinear)
 
 
 class IncrementalNet(nn.Module):
-    """`fc(backbone(x))`. `fc` is replaced when classes arrive; only the backbone is converted.
+    """`fc(backbone(x))`. New classes replace `fc`; `convert_to_aanet` is applied to `backbone`.
 
-    State: ``backbone.…`` as the backbone names it, ``fc.…`` as the head does.
+    State: the state of the backbone with the prefix `backbone.`, that of the head with `fc.`.
     """
 
     def __init__(self, backbone: nn.Module, fc: nn.Module) -> None:
@@ -27,7 +27,7 @@ class IncrementalNet(nn.Module):
         self.fc = fc
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head sees: [batch, dimensions]."""
+        """Return the input of the head, [batch, dimensions]."""
         return self.backbone(x).flatten(1)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,48 +35,48 @@ class IncrementalNet(nn.Module):
 
 
 def without_head(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> nn.Module:
-    """Put an identity in place of the classifier of `model`, in place.
+    """Replace the classifier of `model` by an identity, in place.
 
-    The classifier is the last linear or cosine layer. With `input_shape`, `model` is run once on
-    zeros, and it is the layer whose output is the model's; a model that has none gives its features
-    already (timm's `num_classes=0`, for instance) and is left as it is.
+    The classifier is the last linear or cosine layer. With `input_shape`, the model runs once on
+    zeros, and the classifier is the layer whose output is the model's output. A model without such
+    a layer returns features already (timm's `num_classes=0`, for example) and does not change.
     """
     heads: dict[str, nn.Module] = {
         name: module for name, module in model.named_modules() if isinstance(module, _HEADS)
     }
-    # A split head holds two cosine layers: what is to go is the outermost of them.
+    # A split head contains two cosine layers: keep the outermost module only.
     heads = {n: m for n, m in heads.items() if not any(n.startswith(f"{o}.") for o in heads)}
     if input_shape is not None:
-        heads = _that_end(model, heads, input_shape)
+        heads = _output_heads(model, heads, input_shape)
     if not heads:
         return model
     *_, last = heads
     if not last:
         raise UnsupportedModelError(
-            f"the model is a {type(model).__name__} and nothing else; expected a network with a "
-            f"backbone before its classifier"
+            f"the model is a {type(model).__name__} and nothing else: must be a network with a "
+            f"backbone before its classifier."
         )
     parent, _, name = last.rpartition(".")
     setattr(model.get_submodule(parent), name, nn.Identity())
     return model
 
 
-def _that_end(
+def _output_heads(
     model: nn.Module, heads: dict[str, nn.Module], input_shape: tuple[int, ...]
 ) -> dict[str, nn.Module]:
-    """Those of `heads` whose output is the output of the model."""
+    """Return the heads whose output is the output of the model."""
     outputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[..., None]:
+    def record(name: str) -> Callable[..., None]:
         return lambda _, __, out: outputs.update({name: out})
 
-    handles = [head.register_forward_hook(keep(name)) for name, head in heads.items()]
+    handles = [head.register_forward_hook(record(name)) for name, head in heads.items()]
     try:
-        end = _on_zeros(model, input_shape)
+        output = _on_zeros(model, input_shape)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: head for name, head in heads.items() if outputs.get(name) is end}
+    return {name: head for name, head in heads.items() if outputs.get(name) is output}
 
 
 def _on_zeros(model: nn.Module, input_shape: tuple[int, ...]) -> Any:
@@ -86,11 +86,11 @@ def _on_zeros(model: nn.Module, input_shape: tuple[int, ...]) -> Any:
 
 
 def feature_count(backbone: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """How many features `backbone` gives for an input of this shape, by a look at one on zeros."""
-    found = _on_zeros(backbone, input_shape)
-    if not isinstance(found, Tensor):
+    """Return the number of features of `backbone` for an input of this shape."""
+    features = _on_zeros(backbone, input_shape)
+    if not isinstance(features, Tensor):
         raise UnsupportedModelError(
-            f"{type(backbone).__name__} gives a {type(found).__name__}; expected the features of a "
-            f"batch as a tensor. Wrap it in a module that returns them."
+            f"{type(backbone).__name__} returns a {type(features).__name__}: must return the "
+            f"features of a batch as a tensor. Wrap it in a module that does."
         )
-    return found.flatten(1).shape[1]
+    return features.flatten(1).shape[1]

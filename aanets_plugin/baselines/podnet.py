@@ -1,113 +1,96 @@
-"""PODNet's losses (Douillard et al., ECCV 2020): pooled outputs distillation and NCA.
+"""PODNet (Douillard et al., ECCV 2020): its losses, its classifier with proxies, and the method.
 
-No gradient goes into anything called `teacher`. The classifier that goes with them is
-`LocalSimilarityClassifier`, the maps come from `stage_maps`.
+No gradient flows into any argument called `teacher_…`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from aanets_plugin.baselines.kmeans import kmeans_seeds, lloyd
 from aanets_plugin.baselines.lucir import less_forget_loss
-from aanets_plugin.baselines.precision import at_least_float32
+from aanets_plugin.baselines.method import FineTuning, Method, Output
+from aanets_plugin.baselines.precision import at_least_float32, cosines
 from aanets_plugin.errors import ConfigurationError
 
 
-def pod_spatial(maps: Sequence[Tensor], teacher_maps: Sequence[Tensor]) -> Tensor:
-    """How far the maps `[batch, channels, height, width]` of each stage are from the teacher's.
+@dataclasses.dataclass(frozen=True)
+class PODNet(Method):
+    """PODNet: distillation of pooled feature maps, and ten proxies per class."""
 
-    A map is squared and pooled twice, over its width and over its height. Both results, in one
-    vector of length one per sample, are compared by Euclidean distance: between 0 and √2, averaged
-    over the batch and then over the stages.
-    """
-    if not maps or len(maps) != len(teacher_maps):
-        raise ConfigurationError(
-            f"{len(maps)} maps and {len(teacher_maps)} of the teacher: expected one of each per "
-            f"stage; collect both with stage_maps"
+    name: ClassVar[str] = "podnet"
+    head_type: ClassVar[str] = "proxies"
+    imprints: ClassVar[bool] = True
+    schedule: ClassVar[str] = "cosine"
+
+    spatial_weight: float = 3.0
+    flat_weight: float = 1.0
+    proxies: int = 10
+    finetune_epochs: int = 20
+    finetune_lr: float = 0.05
+
+    @property
+    def fine_tuning(self) -> FineTuning | None:
+        return FineTuning(self.finetune_epochs, self.finetune_lr) if self.finetune_epochs else None
+
+    @property
+    def needs_maps(self) -> bool:
+        return True
+
+    def head(self, in_features: int, classes: int) -> nn.Module:
+        return LocalSimilarityClassifier(in_features, classes, self.proxies)
+
+    def grow(
+        self,
+        head: nn.Module,
+        new: int,
+        features: Tensor | None = None,
+        targets: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> nn.Module:
+        assert isinstance(head, LocalSimilarityClassifier)
+        for weight in head.weights:
+            weight.requires_grad_(False)
+        if features is None or targets is None:
+            head.add_classes(new)
+        else:
+            classes = range(head.out_features, head.out_features + new)
+            head.imprint(features, targets, list(classes), generator)
+        return head
+
+    def score(self, head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(head, LocalSimilarityClassifier)
+        scores = head.similarities(features)
+        return scores, head.eta * scores
+
+    def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
+        assert isinstance(head, LocalSimilarityClassifier)
+        seen = out.logits.shape[1]
+        distilled: dict[str, Any] = {}
+        if teacher is not None:
+            distilled = {
+                "features": out.features,
+                "teacher_features": teacher.features,
+                "maps": out.maps,
+                "teacher_maps": teacher.maps,
+            }
+        return podnet_loss(
+            out.scores,
+            targets,
+            scale=head.eta,
+            seen=seen,
+            new=seen if teacher is None else seen - teacher.logits.shape[1],
+            spatial_weight=self.spatial_weight,
+            flat_weight=self.flat_weight,
+            **distilled,
         )
-    distances = []
-    for stage, (own, teacher) in enumerate(zip(maps, teacher_maps, strict=True)):
-        if own.shape != teacher.shape or own.dim() != 4:
-            raise ConfigurationError(
-                f"maps[{stage}] has the shape {tuple(own.shape)} and the teacher's "
-                f"{tuple(teacher.shape)}; expected [batch, channels, height, width], the same for "
-                f"both"
-            )
-        difference = _pooled(own) - _pooled(teacher.detach())
-        distances.append(torch.linalg.vector_norm(difference, dim=1).mean())
-    return torch.stack(distances).mean()
-
-
-def pod_flat(features: Tensor, teacher_features: Tensor) -> Tensor:
-    """1 - cosine of the features `[batch, dimensions]` and the teacher's, mean over the batch.
-
-    The same as LUCIR's less-forget constraint.
-    """
-    return less_forget_loss(features, teacher_features)
-
-
-def pod_scale(seen: int, new: int) -> float:
-    """√(seen / new), the factor on both distillation losses. `seen` counts the new classes too.
-
-    >>> pod_scale(seen=60, new=15)
-    2.0
-    """
-    if not 1 <= new <= seen:
-        raise ConfigurationError(
-            f"seen={seen} and new={new} classes; expected 1 <= new <= seen, since the classes of "
-            f"this phase are among those seen so far"
-        )
-    return math.sqrt(seen / new)
-
-
-def proxy_nca_loss(similarities: Tensor, targets: Tensor, scale: Tensor | float) -> Tensor:
-    """PODNet's classification loss as its authors' code has it, batch mean:
-
-        log(1 + Σ_{i≠y} exp(s_i)) - s_y,  s = η ŷ - max η ŷ
-
-    There the margin is taken off every class, and so cancels. Cross-entropy where the true class
-    scores highest, a little more elsewhere. Unlike :func:`nca_loss` it does not reward a learned η
-    for turning negative, so it is what :func:`podnet_loss` uses.
-    """
-    _check_targets(similarities, targets)
-    rows = targets.unsqueeze(1)
-    scaled = scale * similarities
-    scaled = scaled - scaled.amax(dim=1, keepdim=True)
-    # The true class stands in the sum as exp(0) = 1.
-    others = scaled.scatter(1, rows, 0.0).logsumexp(1)
-    return (others - scaled.gather(1, rows).squeeze(1)).mean()
-
-
-def nca_loss(
-    similarities: Tensor,
-    targets: Tensor,
-    scale: Tensor | float,
-    margin: float = 0.6,
-    *,
-    hinge: bool = True,
-) -> Tensor:
-    """PODNet's classification loss as its paper has it, batch mean:
-
-        [-log exp(η(ŷ_y - δ)) / Σ_{i≠y} exp(η ŷ_i)]₊
-
-    With a learned η it can end at η < 0, where the smallest similarity wins: keep η fixed.
-
-    `similarities` are the ŷ, `[batch, classes]`, without η; η is `scale`, usually a classifier's
-    learned `eta`; δ is `margin`. `hinge=False` leaves out the [·]₊, so that samples which are right
-    by more than the margin go on learning.
-    """
-    _check_targets(similarities, targets)
-    rows = targets.unsqueeze(1)
-    positive = scale * (similarities.gather(1, rows).squeeze(1) - margin)
-    own_class = torch.zeros_like(similarities, dtype=torch.bool).scatter(1, rows, True)
-    others = (scale * similarities).masked_fill(own_class, -math.inf).logsumexp(1)
-    losses = others - positive
-    return (losses.clamp_min(0) if hinge else losses).mean()
 
 
 def podnet_loss(
@@ -124,13 +107,18 @@ def podnet_loss(
     spatial_weight: float = 3.0,
     flat_weight: float = 1.0,
 ) -> Tensor:
-    """NCA + √(seen / new) · (3 · POD-spatial + POD-flat): the loss of one batch.
+    """NCA + √(seen / new) · (`spatial_weight` · POD-spatial + `flat_weight` · POD-flat).
 
-    NCA is :func:`proxy_nca_loss`.
+    NCA is `proxy_nca_loss`; the other terms are `pod_scale`, `pod_spatial` and `pod_flat`. The
+    default weights are PODNet's for CIFAR-100. In the first phase there is no teacher: leave out
+    features and maps, and the loss is NCA alone.
 
-    In the first phase there is no teacher: leave out features and maps, and the NCA loss remains.
-    The weights are those of CIFAR-100.
-
+    Example:
+        >>> import copy
+        >>> from aanets_plugin.baselines import CifarResNet, stage_maps
+        >>> model = CifarResNet(1, 60)
+        >>> model.fc = LocalSimilarityClassifier(64, 60)
+        >>> teacher, x, y = copy.deepcopy(model), torch.randn(2, 3, 8, 8), torch.tensor([3, 59])
         >>> with stage_maps(model) as maps, stage_maps(teacher) as teacher_maps:
         ...     features = model.features(x)
         ...     with torch.no_grad():
@@ -154,16 +142,238 @@ def podnet_loss(
         return loss
     if features is None or teacher_features is None or maps is None or teacher_maps is None:
         raise ConfigurationError(
-            f"{', '.join(missing)} left out: distillation needs {', '.join(given)}; give all of "
-            f"them, or none in a phase without a teacher"
+            f"{', '.join(missing)} left out: distillation needs {', '.join(given)}. Pass all of "
+            f"them, or none in a phase without a teacher."
         )
     spatial = spatial_weight * pod_spatial(maps, teacher_maps)
     return loss + factor * (spatial + flat_weight * pod_flat(features, teacher_features))
 
 
+def pod_spatial(maps: Sequence[Tensor], teacher_maps: Sequence[Tensor]) -> Tensor:
+    """Distance of the feature maps of each stage from the teacher's (POD-spatial).
+
+    Each map [batch, channels, height, width] is squared, then summed over its width and over its
+    height. Both sums form one L2-normalized vector per sample. The loss is the Euclidean distance
+    of these vectors, between 0 and √2, averaged over the batch and over the stages.
+    """
+    if not maps or len(maps) != len(teacher_maps):
+        raise ConfigurationError(
+            f"{len(maps)} maps and {len(teacher_maps)} of the teacher: must be one of each per "
+            f"stage. Collect both with stage_maps."
+        )
+    distances = []
+    for stage, (own, teacher) in enumerate(zip(maps, teacher_maps, strict=True)):
+        if own.shape != teacher.shape or own.dim() != 4:
+            raise ConfigurationError(
+                f"maps[{stage}] has the shape {tuple(own.shape)}, the teacher's has "
+                f"{tuple(teacher.shape)}: must be the same [batch, channels, height, width]."
+            )
+        difference = _pooled(own) - _pooled(teacher.detach())
+        distances.append(torch.linalg.vector_norm(difference, dim=1).mean())
+    return torch.stack(distances).mean()
+
+
+def pod_flat(features: Tensor, teacher_features: Tensor) -> Tensor:
+    """1 - cosine of the student's and the teacher's features (POD-flat), as `less_forget_loss`."""
+    return less_forget_loss(features, teacher_features)
+
+
+def pod_scale(seen: int, new: int) -> float:
+    """√(seen / new), the factor on both distillation losses. `seen` includes the new classes.
+
+    Example:
+        >>> pod_scale(seen=60, new=15)
+        2.0
+    """
+    if not 1 <= new <= seen:
+        raise ConfigurationError(
+            f"seen={seen} and new={new} classes: must be 1 ≤ new ≤ seen. The classes seen include "
+            f"the new ones."
+        )
+    return math.sqrt(seen / new)
+
+
+def proxy_nca_loss(similarities: Tensor, targets: Tensor, scale: Tensor | float) -> Tensor:
+    """PODNet's classification loss as in the authors' code, averaged over the batch:
+
+        log(1 + Σ_{i≠y} exp(s_i)) - s_y,  s = η ŷ - max η ŷ
+
+    `similarities` are ŷ, [batch, classes], and `scale` is η, usually the learned `eta` of the
+    classifier. The loss equals the cross-entropy where the true class scores highest, and is
+    slightly larger elsewhere. The authors subtract the margin from every class, so it cancels.
+    Unlike `nca_loss`, this loss gives a learned η no reason to become negative.
+    """
+    _check_targets(similarities, targets)
+    rows = targets.unsqueeze(1)
+    scaled = scale * similarities
+    scaled = scaled - scaled.amax(dim=1, keepdim=True)
+    # The true class contributes exp(0) = 1 to the sum.
+    others = scaled.scatter(1, rows, 0.0).logsumexp(1)
+    return (others - scaled.gather(1, rows).squeeze(1)).mean()
+
+
+def nca_loss(
+    similarities: Tensor,
+    targets: Tensor,
+    scale: Tensor | float,
+    margin: float = 0.6,
+    *,
+    hinge: bool = True,
+) -> Tensor:
+    """PODNet's classification loss as in its paper, averaged over the batch:
+
+        [-log exp(η(ŷ_y - δ)) / Σ_{i≠y} exp(η ŷ_i)]₊
+
+    `scale` is η and `margin` is δ. With `hinge=False`, [·]₊ is left out, and samples that exceed
+    the margin continue to learn. Keep η fixed: with a learned η, training can end at η < 0, where
+    the smallest similarity wins.
+    """
+    _check_targets(similarities, targets)
+    rows = targets.unsqueeze(1)
+    positive = scale * (similarities.gather(1, rows).squeeze(1) - margin)
+    own_class = torch.zeros_like(similarities, dtype=torch.bool).scatter(1, rows, True)
+    others = (scale * similarities).masked_fill(own_class, -math.inf).logsumexp(1)
+    losses = others - positive
+    return (losses.clamp_min(0) if hinge else losses).mean()
+
+
+class LocalSimilarityClassifier(nn.Module):
+    """PODNet's classifier: cosine similarity to several proxies per class.
+
+    The similarity of a class is the sum over its proxies, weighted by their softmax. `forward`
+    returns η times the similarities.
+
+    `weights` has one parameter [classes, proxies, in_features] per call of `add_classes`. Adding
+    classes does not touch the earlier parameters, so they can be frozen.
+    """
+
+    def __init__(self, in_features: int, classes: int, proxies: int = 10) -> None:
+        super().__init__()
+        if min(in_features, classes, proxies) < 1:
+            raise ConfigurationError(
+                f"in_features={in_features}, classes={classes}, proxies={proxies}: must be ≥ 1."
+            )
+        self.in_features = in_features
+        self.out_features = classes
+        self.proxies = proxies
+        self.weights = nn.ParameterList([_random(torch.empty(classes, proxies, in_features))])
+        self.eta = nn.Parameter(torch.ones(1))
+
+    @property
+    def weight(self) -> Tensor:
+        """The proxies of all classes, [classes, proxies, in_features]."""
+        return torch.cat(list(self.weights))
+
+    def similarities(self, features: Tensor) -> Tensor:
+        """ŷ without η, [batch, classes], between -1 and 1."""
+        flat = cosines(features, self.weight.flatten(0, 1))
+        by_class = flat.reshape(len(features), -1, self.proxies)
+        return (by_class.softmax(dim=2) * by_class).sum(dim=2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.eta * self.similarities(features)
+
+    def add_classes(self, count: int, weights: Tensor | None = None) -> None:
+        """Add `count` classes in place, with `weights` as their proxies (default: random)."""
+        if count < 1:
+            raise ConfigurationError(f"count={count}: must be ≥ 1.")
+        like: Tensor = self.weights[0]
+        shape = (count, self.proxies, self.in_features)
+        if weights is None:
+            new = _random(like.new_empty(shape))
+        elif tuple(weights.shape) != shape:
+            raise ConfigurationError(
+                f"weights has the shape {tuple(weights.shape)}: must be {shape}, that is [new "
+                f"classes, proxies, features]."
+            )
+        else:
+            new = weights.detach().to(like.device, like.dtype, copy=True)
+        self.weights.append(nn.Parameter(new))
+        self.out_features += count
+
+    def imprint(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        classes: Sequence[int],
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Add `classes` in place, with k-means centres of their features as proxies.
+
+        The centres are scaled to the average norm of the existing proxies.
+        """
+        norm = float(self.weight.detach().norm(dim=2).mean())
+        centres = kmeans_proxies(features, targets, classes, self.proxies, generator, norm=norm)
+        self.add_classes(len(classes), centres)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"proxies={self.proxies}"
+        )
+
+
+def kmeans_proxies(
+    features: Tensor,
+    targets: Tensor,
+    classes: Sequence[int],
+    proxies: int,
+    generator: torch.Generator | None = None,
+    *,
+    norm: float = 1.0,
+    iterations: int = 100,
+) -> Tensor:
+    """k-means centres of the L2-normalized features of each class.
+
+    A class with fewer samples than proxies uses its samples as centres and repeats them with a
+    little noise, so that equal proxies can learn different weights. The result is multiplied by
+    `norm`, the average norm of the weights that it joins. k-means runs in float64 on the CPU.
+
+    Returns:
+        [classes, proxies, dimensions], in the order of `classes`.
+    """
+    if features.dim() != 2 or targets.shape != features.shape[:1]:
+        raise ConfigurationError(
+            f"features has the shape {tuple(features.shape)}, targets has {tuple(targets.shape)}: "
+            f"must be [samples, dimensions] and [samples]."
+        )
+    if proxies < 1 or not len(classes):
+        raise ConfigurationError(f"proxies={proxies} and {len(classes)} classes: must be ≥ 1.")
+    points = F.normalize(features.detach().to("cpu", torch.float64), dim=1)
+    labels = targets.detach().cpu()
+    centres = []
+    for label in classes:
+        own = points[labels == label]
+        if not len(own):
+            raise ConfigurationError(
+                f"class {label} has no features: targets must have samples of each of the classes "
+                f"{list(classes)}."
+            )
+        if len(own) < proxies:
+            centres.append(_repeated(own, proxies, generator))
+        else:
+            centres.append(lloyd(own, kmeans_seeds(own, proxies, generator), iterations))
+    return norm * torch.stack(centres).to(features)
+
+
+def _repeated(points: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """`count` points: the given ones, then repetitions with noise of norm 0.01 or so."""
+    rows = points[torch.arange(count) % len(points)]
+    device = "cpu" if generator is None else generator.device
+    noise = torch.randn(rows.shape, generator=generator, device=device, dtype=rows.dtype).cpu()
+    noise *= 0.01 / math.sqrt(points.shape[1])
+    noise[: len(points)] = 0
+    return rows + noise
+
+
+def _random(proxies: Tensor) -> Tensor:
+    bound = 1 / math.sqrt(proxies.shape[-1])
+    return nn.init.uniform_(proxies, -bound, bound)
+
+
 def _pooled(maps: Tensor) -> Tensor:
-    """Sums of squares over the width and over the height, `[batch, channels · (height + width)]`,
-    each row of length one."""
+    """Sums of squares over the width and over the height, [batch, channels · (height + width)],
+    L2-normalized."""
     squares = at_least_float32(maps).square()
     sums = torch.cat([squares.sum(dim=3).flatten(1), squares.sum(dim=2).flatten(1)], dim=1)
     return F.normalize(sums, dim=1)
@@ -173,14 +383,14 @@ def _check_targets(similarities: Tensor, targets: Tensor) -> None:
     shape = tuple(similarities.shape)
     if len(shape) != 2 or shape[1] < 2 or targets.shape != shape[:1]:
         raise ConfigurationError(
-            f"similarities has the shape {shape} and targets {tuple(targets.shape)}; expected "
-            f"[batch, classes] with at least two classes, and [batch]"
+            f"similarities has the shape {shape}, targets has {tuple(targets.shape)}: must be "
+            f"[batch, classes] with at least two classes, and [batch]."
         )
-    # On another device this would wait for it; there, gather complains by itself.
+    # Reading the values on a GPU would wait for it. There, gather reports bad targets itself.
     if targets.device.type == "cpu" and len(targets):
         low, high = int(targets.min()), int(targets.max())
         if not 0 <= low <= high < shape[1]:
             raise ConfigurationError(
-                f"targets go from {low} to {high}; expected 0 to {shape[1] - 1}, the columns of "
-                f"similarities"
+                f"targets range from {low} to {high}: must be 0 to {shape[1] - 1}, the columns of "
+                f"similarities."
             )

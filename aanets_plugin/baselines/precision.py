@@ -1,4 +1,4 @@
-"""What heads and losses do in full precision when the network runs in half of it (autocast)."""
+"""Parts of heads and losses that need full precision when the network runs under autocast."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` itself, or in float32 where its type has fewer digits."""
+    """Convert half precision to float32; return other types unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def cosines(features: Tensor, weights: Tensor) -> Tensor:
-    """The cosine of every feature `[batch, dimensions]` and every weight `[count, dimensions]`.
+    """Cosines of all pairs of features [batch, dimensions] and weights [count, dimensions].
 
-    bfloat16 has three digits: near 1, where what is to be told apart lies, cosines would come in
-    steps of 0.004, so autocast does not reach the product.
+    Autocast is disabled here: near 1, bfloat16 has steps of 0.004, too coarse to compare classes.
     """
     with torch.autocast(features.device.type, enabled=False):
         kind = torch.promote_types(features.dtype, weights.dtype)

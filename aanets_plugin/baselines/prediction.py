@@ -1,11 +1,14 @@
-"""iCaRL's classifier: the nearest class mean (Rebuffi et al. 2017, Algorithm 1)."""
+"""Prediction by the nearest class mean (iCaRL, Rebuffi et al. 2017, Algorithm 1)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import MapStyle, check_features, check_length, targets_of
 
@@ -13,27 +16,27 @@ from aanets_plugin.exemplars import MapStyle, check_features, check_length, targ
 def class_means(
     features: Tensor, targets: MapStyle, flipped: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The classes in ``targets``, ascending, and the unit mean of each: ``(classes, means)``.
+    """Return the classes in ascending order and the unit mean of each: `(classes, means)`.
 
-    Every row of ``features`` is L2-normalised, the rows of a class are averaged, the average is
-    normalised again. ``flipped`` holds the features of the same images mirrored left to right (not
-    of other images, nor in another order): they are normalised and averaged in with equal
-    weight. No gradient comes out. Sums are float64 on the CPU, whatever the features are; half
-    precision features give float32 means.
+    The features [samples, dimensions] are L2-normalized, averaged by class, and the averages are
+    normalized again. `flipped` are the features of the same images mirrored left to right; they
+    count with equal weight. The sums are float64 on the CPU. Half precision features give float32
+    means. No gradient flows through.
 
-    >>> features = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
-    >>> classes, means = class_means(features, [7, 4, 4])
-    >>> classes, means
-    (tensor([4, 7]), tensor([[0., 1.],
-            [1., 0.]]))
+    Example:
+        >>> features = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+        >>> classes, means = class_means(features, [7, 4, 4])
+        >>> classes, means
+        (tensor([4, 7]), tensor([[0., 1.],
+                [1., 0.]]))
     """
     check_features(features)
     labels = targets_of(targets)
     check_length(labels, features, "targets")
     if len(labels) == 0:
         raise ConfigurationError(
-            f"features has the shape {tuple(features.shape)}: expected at least one sample; pass "
-            "the features of the exemplars"
+            f"features has the shape {tuple(features.shape)}: must have at least one sample. Pass "
+            f"the features of the exemplars."
         )
     unit = _unit(features)
     if flipped is not None:
@@ -41,7 +44,7 @@ def class_means(
         if flipped.shape != features.shape:
             raise ConfigurationError(
                 f"flipped has the shape {tuple(flipped.shape)}, features has "
-                f"{tuple(features.shape)}; expected the same: one mirrored image for each image"
+                f"{tuple(features.shape)}: must be the same, one mirrored image per image."
             )
         unit = (unit + _unit(flipped)) / 2
     classes, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
@@ -52,29 +55,43 @@ def class_means(
 
 
 def nearest_mean(features: Tensor, classes: Tensor, means: Tensor) -> Tensor:
-    """The class of the mean that is nearest to each L2-normalised row of ``features``: [samples].
+    """Return the class of the mean nearest to each L2-normalized feature, [samples].
 
-    ``classes`` and ``means`` are what :func:`class_means` gives.
+    `classes` and `means` are the results of `class_means`.
 
-    >>> classes, means = torch.tensor([4, 7]), torch.eye(2)
-    >>> nearest_mean(torch.tensor([[9.0, 1.0], [0.1, 0.2]]), classes, means)
-    tensor([4, 7])
+    Example:
+        >>> classes, means = torch.tensor([4, 7]), torch.eye(2)
+        >>> nearest_mean(torch.tensor([[9.0, 1.0], [0.1, 0.2]]), classes, means)
+        tensor([4, 7])
     """
     if features.ndim != 2 or means.ndim != 2 or features.shape[1] != means.shape[1]:
         raise ConfigurationError(
-            f"features has the shape {tuple(features.shape)}, means has {tuple(means.shape)}; "
-            "expected [samples, dimensions] and [classes, dimensions] with the same dimensions; "
-            "compute both with the same network"
+            f"features has the shape {tuple(features.shape)}, means has {tuple(means.shape)}: must "
+            f"be [samples, dimensions] and [classes, dimensions]. Compute both with the same "
+            f"network."
         )
     if len(means) == 0 or classes.shape != means.shape[:1]:
         raise ConfigurationError(
-            f"classes has the shape {tuple(classes.shape)} for {len(means)} means; expected one "
-            "label for each mean, and at least one; pass what class_means gave"
+            f"classes has the shape {tuple(classes.shape)} for {len(means)} means: must have one "
+            f"label per mean, and at least one. Pass the results of class_means."
         )
-    features = features.detach()
-    unit = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
+    unit = F.normalize(at_least_float32(features.detach()), dim=1)
     nearest = torch.cdist(unit, means.detach().to(unit)).argmin(dim=1)
     return classes.to(nearest.device)[nearest]
+
+
+def flips_horizontally(transforms: Any) -> bool:
+    """Whether `transforms` contain a RandomHorizontalFlip.
+
+    Nearest means use mirrored exemplars if the network was trained on mirrored images. Containers
+    are searched: lists, torchvision's and Avalanche's Compose and the like, `nn.Sequential`.
+    """
+    if type(transforms).__name__ == "RandomHorizontalFlip":
+        return bool(getattr(transforms, "p", 1.0) > 0)
+    inner = getattr(transforms, "transforms", transforms)
+    if not isinstance(inner, (list, tuple, nn.Sequential, nn.ModuleList)):
+        return False
+    return any(flips_horizontally(transform) for transform in inner)
 
 
 def _unit(features: Tensor) -> Tensor:

@@ -9,8 +9,11 @@ from aanets_plugin.baselines.heads import CosineLinear
 
 
 class CifarBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; the network's last block ends without a ReLU, so that
-    a cosine classifier sees features of both signs."""
+    """Two 3x3 convolutions and a shortcut.
+
+    The last block of the network has no final ReLU, so that the cosine classifier gets features of
+    both signs.
+    """
 
     def __init__(self, inputs: int, filters: int, *, stride: int = 1, last: bool = False) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        """What the classifier sees: [batch, 64]."""
+        """Return the input of the classifier, [batch, 64]."""
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]

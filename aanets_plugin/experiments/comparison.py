@@ -12,9 +12,9 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from aanets_plugin.baselines.joint import Joint
 from aanets_plugin.baselines.lifecycle import Backbone
 from aanets_plugin.baselines.method import Method
-from aanets_plugin.baselines.methods import Joint
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.results import (
     RULES,

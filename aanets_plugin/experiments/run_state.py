@@ -1,4 +1,4 @@
-"""What a run has learned: network, α, exemplars and measurements, as a state to go on from."""
+"""The state of a run: network, α, exemplars and measurements."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from continuum.rehearsal import RehearsalMemory
 
 from aanets_plugin.adapters.continuum.memory import restore, state_of
+from aanets_plugin.baselines.lifecycle import grow_head
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.bilevel import BilevelStrategy
@@ -14,8 +15,8 @@ from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.experiments.settings import AANets
 
 
-class Learned:
-    """The plain network at first; an AANet, if there is to be one, after the first phase."""
+class RunState:
+    """The network is plain in the first phase and becomes an AANet at its end, if so configured."""
 
     def __init__(
         self,
@@ -32,16 +33,16 @@ class Learned:
         self.rows: list[dict[str, Any]] = []
 
     def end_base(self) -> None:
-        """The first phase is over: with AANets, its network becomes the stable branch."""
+        """End the first phase. With AANets, the trained network becomes the stable branch."""
         if self.aanets is None:
             return
         convert_to_aanet(self.net.backbone, blocks=self.aanets.blocks, stem=self.aanets.stem)
-        self.bilevel = BilevelStrategy(self.net, lr=self.aanets.alpha_lr)
-        self.bilevel.begin_phase()
-        self.bilevel.end_phase()
+        self.bilevel = BilevelStrategy(
+            self.net, lr=self.aanets.alpha_lr, base_phase=False, first_phase=1
+        )
 
     def weights(self) -> dict[str, Any]:
-        """The network and the state of α."""
+        """Return the state of the network and of α."""
         bilevel = None if self.bilevel is None else self.bilevel.state_dict()
         return {"net": self.net.state_dict(), "bilevel": bilevel}
 
@@ -51,15 +52,15 @@ class Learned:
             self.bilevel.load_state_dict(state["bilevel"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, at the end of a phase."""
+        """Return the whole state at the end of a phase."""
         exemplars = state_of(self.exemplars) if len(self.exemplars) else None
         return {"rows": self.rows, "exemplars": exemplars, **self.weights()}
 
     def load_state_dict(self, state: dict[str, Any], increments: list[int]) -> None:
-        """Become what `state_dict` was of; `increments` are the classes that each phase brings."""
+        """Restore from a `state_dict`. `increments` are the numbers of new classes by phase."""
         self.rows = state["rows"]
         for new in increments[1 : len(self.rows)]:
-            self.net.fc = self.method.grow(self.net.fc, new)
+            grow_head(self.method, self.net, new)
         self.end_base()
         self.load_weights(state)
         if state["exemplars"] is not None:

@@ -1,8 +1,8 @@
-"""One run: a method on a Continuum scenario, with AANets or without, through all phases.
+"""A run: one method on a Continuum scenario through all phases, with AANets or without.
 
-A phase is: grow the head, learn (α after each epoch), remember, fine-tune, measure, save. Random
-numbers follow from the seed, the phase and the epoch, so what is saved after an epoch is all there
-is, and a run that was killed ends as one that was not.
+A phase grows the head, trains (with an update of α after each epoch), stores exemplars, fine-tunes,
+measures and saves. The random numbers depend on the seed, the phase and the epoch alone, so a
+resumed run is bit-identical.
 """
 
 from __future__ import annotations
@@ -27,10 +27,18 @@ from aanets_plugin.adapters.continuum.memory import (
     with_samples,
 )
 from aanets_plugin.adapters.continuum.phases import Phases
-from aanets_plugin.baselines.lifecycle import Backbone, HeadLesson, Lesson, build, teacher_of
+from aanets_plugin.baselines.lifecycle import (
+    Backbone,
+    MethodLoss,
+    build_network,
+    fine_tuning,
+    grow_head,
+    teacher_of,
+)
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.metrics import PhaseMetrics, phase_metrics
 from aanets_plugin.baselines.prediction import class_means, nearest_mean
+from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
@@ -38,43 +46,60 @@ from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
 from aanets_plugin.experiments.run_config import base_config, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
-from aanets_plugin.experiments.run_state import Learned
+from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.settings import AANets, Memory, Training
-from aanets_plugin.experiments.trainer import Curves, Loop, default_accelerator
+from aanets_plugin.experiments.trainer import Curves, Trainer, default_accelerator
 from aanets_plugin.levels import levels
 
 
-def run(train: Any, test: Any, backbone: Backbone, method: Method, **options: Any) -> Result:
-    """Run all phases and return what was measured; see :class:`Run` for the options.
-
-    Example:
-        >>> train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
-        >>> result = run(train, test, resnet20, LUCIR(), aanets=AANets(), output="runs/lucir")
-        >>> result.head[-1]["average"]
-    """
-    return Run(train, test, backbone, method, **options).finish()
-
-
-class Run:
-    """A run that can be stopped and resumed.
+def run(
+    train: Any,
+    test: Any,
+    backbone: Backbone,
+    method: Method,
+    *,
+    output: str | Path,
+    aanets: AANets | None = None,
+    memory: Memory | None = None,
+    training: Training | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    base: str | Path | None = None,
+    accelerator: Accelerator | None = None,
+    tensorboard: bool = False,
+    progress: bool = True,
+    command: str = "",
+) -> Result:
+    """Run all phases and return the measurements.
 
     Args:
         train, test: Continuum's ClassIncremental scenarios, with the same class order.
-        backbone: a network, with or without a classifier, or a function that makes one.
-        method: one of `aanets_plugin.baselines.methods`.
-        output: the run's folder.
-        aanets: settings of the architecture; None for the plain network.
-        memory: exemplars per class or in total; 20 per class by default.
-        training: the lower level's settings.
-        seed: of everything that is random.
-        resume: go on where the run in `output` was stopped; starts one if there is none.
-        base: the folder of a run whose first phase is taken over instead of trained. Its seed,
-            data, backbone, head and training must be the same.
-        accelerator: Accelerate's, for devices and precision; see `default_accelerator`.
-        tensorboard: also write curves to `output`/tensorboard.
-        progress: show progress bars.
-        command: the command line, for the summary.
+        backbone: A network, with or without a classifier, or a function that returns one.
+        method: One of the methods in `aanets_plugin.baselines`.
+        output: The folder of the run.
+        aanets: Options of the architecture and of α. None: the plain network.
+        memory: Exemplars per class or in total. Default: 20 per class.
+        training: Settings of the training.
+        seed: Seed of all random numbers.
+        resume: Continue the run in `output`, or start it if there is none.
+        base: Folder of a run whose first phase is reused. Its seed, data, backbone, head and
+            training must be the same.
+        accelerator: Accelerate's Accelerator, for devices and precision. Default:
+            `default_accelerator()`.
+        tensorboard: Also write curves to `output`/tensorboard.
+        progress: Show progress bars.
+        command: The command line, for the summary.
+
+    Example:
+
+        train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
+        result = run(train, test, resnet20, LUCIR(), aanets=AANets(), output="runs/lucir")
     """
+    return Run(**locals()).finish()
+
+
+class Run:
+    """A run that can be interrupted and resumed. The arguments are those of `run`."""
 
     def __init__(
         self,
@@ -101,17 +126,17 @@ class Run:
         self.seed, self.command = seed, command
         self.accelerator = accelerator or default_accelerator()
         self.is_main = self.accelerator.is_main_process
-        self.loop = Loop(self.accelerator, self.training, seed, progress)
+        self.trainer = Trainer(self.accelerator, self.training, seed, progress)
 
         seed_everything(seed)
-        net = build(backbone, method, self.phases.increments[0], self.phases.input_shape)
-        memory = memory or Memory(per_class=20)
+        net = build_network(backbone, method, self.phases.increments[0], self.phases.input_shape)
+        memory = memory or Memory(per_class=EXEMPLARS_PER_CLASS)
         if not method.keeps_all_data:
-            memory = exemplars_left(memory, aanets, net.backbone, self.phases)
+            memory = remaining_memory(memory, aanets, net.backbone, self.phases)
         exemplars = rehearsal_memory(
             self.phases.classes, per_class=memory.per_class, total=memory.total
         )
-        self.learned = Learned(net, method, aanets, exemplars)
+        self.state = RunState(net, method, aanets, exemplars)
 
         config = run_config(
             method, aanets, memory, self.training, seed, net.backbone, self.phases, self.accelerator
@@ -119,13 +144,13 @@ class Run:
         self.base_config = base_config(config, method, self.training)
         self.folder = RunFolder(output)
         self.folder.open(config, resume=resume)
-        state = checkpoint.load(self.folder.phase)
-        if state is not None:
-            self.learned.load_state_dict(state, self.phases.increments)
+        saved = checkpoint.load(self.folder.phase)
+        if saved is not None:
+            self.state.load_state_dict(saved, self.phases.increments)
         self.base = None
-        if base is not None and state is None:
+        if base is not None and saved is None:
             self.base = load_base(base, self.base_config)
-        self.accelerator.wait_for_everyone()  # no process may find what another began to write
+        self.accelerator.wait_for_everyone()  # all have read the folder before one writes to it
         if self.is_main:
             self.folder.write_config(config)
         curves = self.folder.path / "tensorboard" if tensorboard and self.is_main else None
@@ -133,33 +158,30 @@ class Run:
         net.to(self.accelerator.device)
 
     def finish(self) -> Result:
-        """Run the phases that are left, write the report, and return what was measured."""
-        done = len(self.learned.rows)
-        left = range(done, len(self.phases))
-        for phase in (bar := self.loop.bar(left, self.arm, "phase", done=done, leave=True)):
+        """Run the remaining phases, write the report and return the measurements."""
+        done = len(self.state.rows)
+        remaining = range(done, len(self.phases))
+        for phase in (bar := self.trainer.bar(remaining, self.arm, "phase", done=done, leave=True)):
             self._learn(phase)
             if not self.method.keeps_all_data:
                 self._remember(phase)
                 self._fine_tune(phase)
             self._measure(phase)
             self._save(phase)
-            row = self.learned.rows[-1]
+            row = self.state.rows[-1]
             bar.set_postfix({rule: f"{row[rule]['all']:.1f}" for rule in RULES if rule in row})
         result = self.result
         if self.is_main:
             heading = f"{self.method.name}: {self.arm}, seed {self.seed}"
+            bilevel, rule = self.state.bilevel, self.method.predicts_by
             self.folder.write_report(
-                result,
-                self.learned.bilevel,
-                heading=heading,
-                command=self.command,
-                reported=self.method.predicts_by,
+                result, bilevel, heading=heading, command=self.command, reported=rule
             )
         return result
 
     @property
     def arm(self) -> str:
-        """What kind of run this is, as reports call it."""
+        """The kind of the run, as it is called in reports."""
         if self.method.keeps_all_data:
             return "upper bound"
         if self.aanets is None:
@@ -168,15 +190,15 @@ class Run:
 
     @property
     def result(self) -> Result:
-        rows = self.learned.rows
-        found = {rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]}
-        return Result(self.arm, self.seed, [row["classes"] for row in rows], **found)
+        rows = self.state.rows
+        by_rule = {rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]}
+        return Result(self.arm, self.seed, [row["classes"] for row in rows], **by_rule)
 
     # -- the steps of a phase --------------------------------------------------------------------
 
     def _learn(self, phase: int) -> None:
-        """Train all epochs, from the last one that was saved."""
-        net, exemplars = self.learned.net, self.learned.exemplars
+        """Train the epochs of a phase, starting after the last one that was saved."""
+        net, exemplars = self.state.net, self.state.exemplars
         new = self.phases.train(phase)
         teacher = None
         data = copy.copy(new)
@@ -187,38 +209,35 @@ class Run:
             data.add_samples(*exemplars.get())
         if phase:
             self._grow(phase)
-        if self.learned.bilevel is not None:
-            self.learned.bilevel.begin_phase()
+        if self.state.bilevel is not None:
+            self.state.bilevel.begin_phase()
 
         lr, epochs = self.training.lr_of(phase), self.training.epochs_of(phase)
         schedule = self.training.schedule or self.method.schedule
-        lesson, optimizer = self.loop.prepare(Lesson(self.method, net, teacher), net, lr)
+        loss_module, optimizer = self.trainer.prepare(MethodLoss(self.method, net, teacher))
         done = epochs if self.base is not None else self._load_epoch(phase, optimizer)
-        bar = self.loop.bar(range(done, epochs), f"phase {phase}", "epoch", done=done)
+        bar = self.trainer.bar(range(done, epochs), f"phase {phase}", "epoch", done=done)
         for epoch in bar:
             rate = lr * self.training.factor(epoch, epochs, schedule)
-            loss = self.loop.train(lesson, optimizer, rate, data, phase, epoch)
+            loss = self.trainer.train(loss_module, optimizer, rate, data, phase, epoch)
             self.curves.add("loss", loss, phase, epoch)
             self._update_alpha(data if self.method.keeps_all_data else new, phase, epoch)
             self._save_epoch(phase, epoch, optimizer)
         if phase == 0:
             self._end_base()
-        elif self.learned.bilevel is not None:
-            self.learned.bilevel.end_phase()
+        elif self.state.bilevel is not None:
+            self.state.bilevel.end_phase()
 
     def _grow(self, phase: int) -> None:
-        """More classes for the head, by the features of their samples if the method imprints."""
         seed_everything(self.seed, phase)
-        net, features, labels = self.learned.net, None, None
+        net, new, samples = self.state.net, self.phases.increments[phase], None
         if self.method.imprints:
-            features, labels, _ = self.loop.features(net, self.phases.train_as_test(phase))
-        new, draw = self.phases.increments[phase], generator(self.seed, phase)
-        grown = self.method.grow(net.fc, new, features, labels, draw)
-        net.fc = grown.to(self.accelerator.device)
+            samples = self.trainer.features(net, self.phases.train_as_test(phase))
+        grow_head(self.method, net, new, samples, generator(self.seed, phase))
 
     def _update_alpha(self, new: Any, phase: int, epoch: int) -> None:
-        """Eq. 8, on the exemplars and equally many samples of each class in `new`."""
-        bilevel = self.learned.bilevel
+        """Update α (Eq. 8) on the exemplars and as many samples of each class in `new`."""
+        bilevel = self.state.bilevel
         if bilevel is None or self.aanets is None:
             return
         seed_everything(self.seed, phase, epoch, 2, self.accelerator.process_index)
@@ -227,35 +246,34 @@ class Run:
         def balanced() -> Any:
             loader = balanced_loader(
                 new,
-                self.learned.exemplars,
+                self.state.exemplars,
                 per_class=per_class,
                 batch_size=self.training.batch_size,
                 generator=generator(self.seed, phase),
                 num_workers=self.training.workers,
             )
-            return self.loop.share(loader)
+            return self.trainer.share(loader)
 
         with self.accelerator.autocast():
             bilevel.after_epoch(balanced)
-        for level in levels(self.learned.net):
+        for level in levels(self.state.net):
             assert level.alpha is not None
             self.curves.add(f"alpha/{level.name}", float(level.alpha[0]), phase, epoch)
 
     def _end_base(self) -> None:
-        """Keep the network after the first phase, for other runs and for the stable branch."""
+        """Save the network of the first phase for other runs, and make it the stable branch."""
         if self.base is not None:
-            self.learned.net.load_state_dict(self.base)
+            self.state.net.load_state_dict(self.base)
             self.base = None
         elif self.is_main:
-            state = {"config": self.base_config, **self.learned.weights()}
-            checkpoint.save(self.folder.base, state)
-        self.learned.end_base()
+            checkpoint.save(self.folder.base, {"config": self.base_config, **self.state.weights()})
+        self.state.end_base()
 
     def _remember(self, phase: int) -> None:
-        """Herd exemplars of the new classes; the method may learn better ones."""
+        """Herd exemplars of the new classes, and learn their pixels if the method does so."""
         data = self.phases.train_as_test(phase)
-        features, _, _ = self.loop.features(self.learned.net, data)
-        memory = self.learned.exemplars
+        features, _, _ = self.trainer.features(self.state.net, data)
+        memory = self.state.exemplars
         memory.add(*data.get_raw_samples(), features)
         if not self.method.learns_exemplars:
             return
@@ -268,62 +286,50 @@ class Run:
         validation = DataLoader(data, batch_size=size, shuffle=True, generator=draw)
         mean, std = pixel_bounds(self.phases.test_transforms)
         bounds = -mean / std, (1 - mean) / std
-        learned = self.method.refine(self.learned.net, images, labels, validation, bounds, draw)
-        shared = broadcast(learned.to(device)).cpu()
+        refined = self.method.refine(self.state.net, images, labels, validation, bounds, draw)
+        shared = broadcast(refined.to(device)).cpu()
         files = self.folder.path / "exemplars" / f"phase{phase}"
         put_images(memory, rows, shared, self.phases.test_transforms, files)
 
     def _fine_tune(self, phase: int) -> None:
-        """The method's last training on exemplars, if it has one; the whole head learns then."""
-        tuning, net = self.method.fine_tuning, self.learned.net
-        if tuning is None or phase == 0:
+        """Fine-tune on the exemplars if the method does so; never in the first phase."""
+        if self.method.fine_tuning is None or phase == 0:
             return
-        data = with_samples(self.phases.train(phase), self.learned.exemplars.get())
-        fixed = [p for p in net.fc.parameters() if not p.requires_grad]
-        for parameter in fixed:
-            parameter.requires_grad_(True)
-        lesson: nn.Module = Lesson(self.method, net, None)
-        learns: nn.Module = net
-        if tuning.head_only:
-            lesson, learns = HeadLesson(self.method, net), net.fc
-        lesson, optimizer = self.loop.prepare(lesson, learns, tuning.lr)
-        for epoch in self.loop.bar(range(tuning.epochs), "fine-tuning", "epoch"):
-            rate = tuning.lr * self.training.factor(epoch, tuning.epochs, "cosine")
-            self.loop.train(lesson, optimizer, rate, data, phase, 4, epoch)
-        for parameter in fixed:
-            parameter.requires_grad_(False)
+        data = with_samples(self.phases.train(phase), self.state.exemplars.get())
+        with fine_tuning(self.method, self.state.net) as (loss_module, rates):
+            loss_module, optimizer = self.trainer.prepare(loss_module)
+            for epoch, lr in enumerate(self.trainer.bar(rates, "fine-tuning", "epoch")):
+                self.trainer.train(loss_module, optimizer, lr, data, phase, 4, epoch)
 
     def _measure(self, phase: int) -> None:
-        """Accuracy on the test samples of all classes seen, by each rule, from one pass."""
-        net, memory = self.learned.net, self.learned.exemplars
-        features, labels, _ = self.loop.features(net, self.phases.test_so_far(phase))
+        """Measure the accuracy on all classes seen, by the head and by the nearest mean."""
+        net, memory = self.state.net, self.state.exemplars
+        features, labels, _ = self.trainer.features(net, self.phases.test_so_far(phase))
         with torch.no_grad():
             logits = net.fc(features.to(self.accelerator.device))
         predictions = {"head": logits.argmax(1).cpu()}
         if len(memory):
-            chosen = with_samples(self.phases.test_so_far(0), memory.get())
-            found, classes, flipped = self.loop.features(net, chosen, flip=self.phases.flips)
-            predictions["nearest_mean"] = nearest_mean(
-                features, *class_means(found, classes, flipped)
-            )
+            exemplars = with_samples(self.phases.test_so_far(0), memory.get())
+            means = class_means(*self.trainer.features(net, exemplars, flip=self.phases.flips))
+            predictions["nearest_mean"] = nearest_mean(features, *means)
         row: dict[str, Any] = {"phase": phase, "classes": self.phases.seen(phase)}
         for rule, predicted in predictions.items():
-            earlier = [PhaseMetrics(**r[rule]) for r in self.learned.rows]
+            earlier = [PhaseMetrics(**r[rule]) for r in self.state.rows]
             increments = self.phases.increments[: phase + 1]
             metrics = phase_metrics(predicted, labels, increments, earlier)
             row[rule] = dataclasses.asdict(metrics)
             last = self.training.epochs_of(phase) - 1
             self.curves.add(f"accuracy/{rule}", metrics.all, phase, last)
-        self.learned.rows.append(row)
+        self.state.rows.append(row)
 
     # -- state -----------------------------------------------------------------------------------
 
     def _save(self, phase: int) -> None:
-        """The end of a phase; the checkpoint comes last, so that what it says is written."""
+        """Save the end of a phase. The checkpoint comes last, after the files that it refers to."""
         if self.is_main:
-            self.folder.write_metrics(self.learned.rows)
-            self.folder.write_alpha(self.learned.bilevel)
-            checkpoint.save(self.folder.phase, self.learned.state_dict())
+            self.folder.write_metrics(self.state.rows)
+            self.folder.write_alpha(self.state.bilevel)
+            checkpoint.save(self.folder.phase, self.state.state_dict())
         self.accelerator.wait_for_everyone()
 
     def _save_epoch(self, phase: int, epoch: int, optimizer: Any) -> None:
@@ -331,44 +337,44 @@ class Run:
             state = {"phase": phase, "epoch": epoch, "optimizer": optimizer.state_dict()}
             if self.accelerator.scaler is not None:
                 state["scaler"] = self.accelerator.scaler.state_dict()
-            checkpoint.save(self.folder.epoch, {**state, **self.learned.weights()})
+            checkpoint.save(self.folder.epoch, {**state, **self.state.weights()})
         self.accelerator.wait_for_everyone()
 
     def _load_epoch(self, phase: int, optimizer: Any) -> int:
-        """Go on from the last epoch of this phase that was saved; how many are done."""
+        """Load the last saved epoch of this phase; returns the number of epochs done."""
         state = checkpoint.load(self.folder.epoch)
         if state is None or state["phase"] != phase:
             return 0
         optimizer.load_state_dict(state["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.learned.load_weights(state)
+        self.state.load_weights(state)
         return int(state["epoch"]) + 1
 
 
-def exemplars_left(
+def remaining_memory(
     memory: Memory, aanets: AANets | None, backbone: nn.Module, phases: Phases
 ) -> Memory:
-    """The memory in exemplars, less what AANets take of it; an error if samples do not suffice."""
+    """Return the memory without the share that AANets take of a strict one; checks its size."""
     if aanets is not None:
         trial = copy.deepcopy(backbone)
         convert_to_aanet(trial, blocks=aanets.blocks, stem=aanets.stem)
         memory = memory.left_beside(trial, phases.classes, phases.input_shape)
     if memory.of_each(phases.classes) < 1:
         raise ConfigurationError(
-            f"a memory of {memory.total} exemplars has none for each of {phases.classes} classes; "
-            f"give at least {phases.classes}."
+            f"a memory of {memory.total} exemplars has none for each of {phases.classes} classes. "
+            f"Pass at least {phases.classes}."
         )
     fewest = min(phases.smallest)
     if memory.per_class is not None and fewest < memory.per_class:
         raise ConfigurationError(
-            f"{memory.per_class} exemplars of each class are asked for, and a class has {fewest} "
-            f"training samples. Ask for at most {fewest}."
+            f"per_class={memory.per_class} exemplars, but a class has {fewest} training samples: "
+            f"must be ≤ {fewest}."
         )
     most = min(fewest, memory.of_each(phases.classes))
     if aanets is not None and (aanets.balanced_per_class or 0) > most:
         raise ConfigurationError(
-            f"balanced_per_class={aanets.balanced_per_class}: in the end there are {most} samples "
-            f"of a class to balance. Ask for at most {most}, or None."
+            f"balanced_per_class={aanets.balanced_per_class}: must be ≤ {most}, the samples that a "
+            f"class has in the last phase, or None."
         )
     return memory

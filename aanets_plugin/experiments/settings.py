@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from aanets_plugin.baselines.lifecycle import cosine_factor
 from aanets_plugin.budget import MemoryBudget
 from aanets_plugin.errors import ConfigurationError
 
@@ -122,6 +123,6 @@ class Training:
         1.0
         """
         if schedule == "cosine":
-            return (1 + math.cos(math.pi * epoch / epochs)) / 2
+            return cosine_factor(epoch, epochs)
         passed = sum(epoch >= max(1, round(share * epochs)) for share in self.milestones)
         return float(10.0**-passed)

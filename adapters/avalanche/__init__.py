@@ -1,12 +1,11 @@
-"""Avalanche: AANetPlugin turns a strategy into its AANets version, alpha_metrics logs α; LUCIR,
-PODNet and Mnemonics are strategies.
+"""Avalanche adapter: `AANetPlugin` adds AANets to any strategy, and `alpha_metrics` logs α.
 
-Example:
-    >>> from aanets_plugin.adapters.avalanche import AANetPlugin, alpha_metrics
-    >>> evaluator = EvaluationPlugin(alpha_metrics(), loggers=[InteractiveLogger()])
-    >>> strategy = Replay(..., plugins=[AANetPlugin()], evaluator=evaluator)
-    >>> for experience in benchmark.train_stream:
-    ...     strategy.train(experience)
+LUCIR, PODNet and Mnemonics are strategies. Example:
+
+    evaluator = EvaluationPlugin(alpha_metrics(), loggers=[InteractiveLogger()])
+    strategy = Replay(..., plugins=[AANetPlugin()], evaluator=evaluator)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
 """
 
 from .compat import repair_bic, repair_checkpoints

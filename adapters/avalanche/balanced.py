@@ -1,4 +1,4 @@
-"""BalancedData: equally many samples of every class seen so far, for α (Eq. 8)."""
+"""BalancedData: the class-balanced samples that α learns from (Eq. 8)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import torch
 from avalanche.training.storage_policy import ExemplarsBuffer
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from aanets_plugin.checks import positive
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import balanced_indices
 
-from .memory import (
-    Key,
-    Samples,
-    find_memory,
-    keys_of,
-    owners_of,
-)
+from .memory import Key, Samples, fill, find_memory, keys_of, owners_of
 
 logger = logging.getLogger("aanets_plugin")
 
 
 class BalancedData:
-    """Old classes from a memory, new ones from the current experience, as many of each.
+    """The same number of samples of each class: old classes from a memory, new ones from the data.
 
-    The memory is, in this order: the storage policy given here; what the strategy adds to its
-    training data by itself (ICaRL, GDumb, Cumulative); the memory of one of its plugins or of the
-    strategy (Replay, BiC, MIR, DER, ER_ACE, AGEM, GEM and others); or exemplars that are kept
-    here and used for α alone. The draw is made once per phase, from a seed of its own, so that
-    neither the strategy's random numbers nor a resumed run change.
+    The memory is the first of these that exists:
+
+    1. the storage policy passed here;
+    2. the strategy's training data, if they include old classes (ICaRL, GDumb, Cumulative);
+    3. the memory of the strategy or of one of its plugins (Replay, BiC, MIR, DER, ER_ACE, AGEM, GEM
+       and others);
+    4. exemplars that are stored here and used for α alone.
+
+    Samples are drawn once per phase with a separate seed, so that the strategy's random numbers do
+    not change and a resumed run draws the same samples.
     """
 
     def __init__(
@@ -38,24 +38,21 @@ class BalancedData:
     ) -> None:
         if storage_policy is not None and not isinstance(storage_policy, ExemplarsBuffer):
             raise ConfigurationError(
-                f"storage_policy={storage_policy!r:.80}: expected an Avalanche storage policy, "
-                f"such as ClassBalancedBuffer(max_size=2000)."
+                f"storage_policy={storage_policy!r:.80}: must be an Avalanche storage policy, such "
+                f"as ClassBalancedBuffer(max_size=2000)."
             )
-        for name, value in (("per_class", per_class), ("batch_size", batch_size)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"{name}={value!r}: expected a number of at least 1.")
         self.storage_policy = storage_policy
-        self.per_class = per_class
-        self.batch_size = batch_size
+        self.per_class = positive(per_class, "per_class")
+        self.batch_size = None if batch_size is None else positive(batch_size, "batch_size")
         self.seed = torch.initial_seed()
         self.seen: set[Key] = set()
         self.kept: list[Any] = []
         self._loader: DataLoader[Any] | None = None
         self._phase = -1
-        self._told = False
+        self._logged = False
 
     def loader(self, strategy: Any, phase: int, num_workers: int = 0) -> DataLoader[Any]:
-        """The balanced batches (x, y, task label) of this phase."""
+        """Return the balanced batches (x, y, task label) of this phase."""
         if self._loader is None or self._phase != phase:
             self._phase = phase
             source, parts = self._parts(strategy)
@@ -65,24 +62,24 @@ class BalancedData:
                 batch_size=self.batch_size or strategy.train_mb_size,
                 num_workers=num_workers,
             )
-            self._tell(source, per_class, keys)
+            self._log(source, per_class, keys)
         return self._loader
 
     def experience_ended(self, strategy: Any) -> None:
-        """Remember the classes of the experience and, where nobody else does, some samples."""
+        """Record the classes of the experience, and store samples if nothing else does."""
         self._loader = None
         data = experience_data(strategy)
         keys = keys_of(data)
         self.seen.update(keys)
         if self.storage_policy is not None:
             if not owners_of(self.storage_policy, strategy):
-                self.storage_policy.update(strategy)
+                fill(self.storage_policy, strategy)
         elif find_memory(strategy) is None:
             chosen, _, _ = self._draw(keys, strategy.clock.train_exp_counter)
             self.kept.append(data.subset(chosen))
 
     def _parts(self, strategy: Any) -> tuple[str, list[Samples]]:
-        """Where the old classes come from, in words, and all the samples to draw from."""
+        """Return a description of the memory, and all samples to draw from."""
         experience = Samples(experience_data(strategy))
         if self.storage_policy is not None:
             return "the storage policy given to AANetPlugin", [
@@ -100,7 +97,7 @@ class BalancedData:
         return "exemplars kept for α alone", [experience, *self._old(kept)]
 
     def _old(self, parts: list[Samples]) -> list[Samples]:
-        """The samples of old classes: some strategies put the new ones into their memory first."""
+        """Return the samples of old classes; some memories already contain new ones."""
         chosen = []
         for part in parts:
             indices = [i for i, key in enumerate(part.keys) if key in self.seen]
@@ -110,7 +107,7 @@ class BalancedData:
         return chosen
 
     def _draw(self, keys: list[Key], phase: int) -> tuple[list[int], int, set[Key]]:
-        """Indices of a balanced draw, how many of each class they have, and the classes."""
+        """Return the indices of a balanced draw, their number per class, and the classes."""
         classes = {key: number for number, key in enumerate(sorted(set(keys)))}
         labels = torch.tensor([classes[key] for key in keys], dtype=torch.int64)
         per_class = min([self.per_class, *labels.bincount().tolist()])
@@ -118,9 +115,9 @@ class BalancedData:
         chosen = balanced_indices(labels, per_class, generator)
         return chosen.tolist(), per_class, set(classes)
 
-    def _tell(self, source: str, per_class: int, keys: set[Key]) -> None:
-        if not self._told:
-            self._told = True
+    def _log(self, source: str, per_class: int, keys: set[Key]) -> None:
+        if not self._logged:
+            self._logged = True
             old = f"the old ones from {source}, " if self.seen else ""
             logger.info(
                 f"α learns on {per_class} samples of each of {len(keys)} classes: {old}the new "
@@ -128,12 +125,12 @@ class BalancedData:
             )
         if missing := self.seen - keys:
             logger.warning(
-                f"{len(missing)} of {len(self.seen)} old classes have no sample in {source}, so "
-                f"that α learns without them; a ClassBalancedBuffer keeps some of every class."
+                f"{len(missing)} of {len(self.seen)} old classes have no sample in {source}, so α "
+                f"learns without them. A ClassBalancedBuffer stores samples of every class."
             )
 
 
 def experience_data(strategy: Any) -> Any:
-    """The data of the current experience, in an online stream of the one it is a part of."""
+    """Return the data of the current experience; in an online stream, of the whole experience."""
     experience = strategy.experience
     return getattr(experience, "origin_experience", experience).dataset

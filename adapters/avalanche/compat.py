@@ -1,4 +1,4 @@
-"""Where Avalanche 0.6 needs a hand: with current torch, and with parameters that appear."""
+"""Fixes for Avalanche 0.6: current torch versions, and parameters that are added later."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 
 def repair_bic() -> None:
-    """Make Avalanche's BiC run on a torch whose schedulers take no `verbose`.
+    """Make Avalanche's BiC work with torch versions whose schedulers have no `verbose` argument.
 
-    BiC passes `verbose=False` to the scheduler of its second stage, an argument that torch has
-    removed. AANetPlugin calls this for a strategy with BiC; for BiC alone, call it yourself.
+    BiC passes `verbose=False` to the scheduler of its second stage. AANetPlugin calls this function
+    if the strategy uses BiC. To use BiC without AANetPlugin, call it yourself.
     """
     takes_verbose = "verbose" in inspect.signature(MultiStepLR).parameters
     if bic.MultiStepLR is MultiStepLR and not takes_verbose:
@@ -30,11 +30,11 @@ def _quiet_multi_step_lr(*args: Any, verbose: bool = False, **options: Any) -> M
 
 
 def repair_checkpoints() -> None:
-    """Make Avalanche's `save_checkpoint` run on a torch that hides the modules of its optimizers.
+    """Make Avalanche's `save_checkpoint` work with torch versions that hide optimizer modules.
 
-    `torch.optim` deletes the names of its own modules, such as `torch.optim.sgd`. dill, which
-    Avalanche saves with, then takes the class of the optimizer for one that cannot be imported,
-    saves its source instead, and fails in the middle of it. AANetPlugin calls this.
+    Current torch deletes names such as `torch.optim.sgd`. dill, which writes the checkpoints, then
+    cannot import the class of the optimizer, tries to save its source code instead, and fails.
+    AANetPlugin and the strategies of this package call this function.
     """
     for path, module in list(sys.modules.items()):
         parent, _, name = path.rpartition(".")
@@ -43,17 +43,17 @@ def repair_checkpoints() -> None:
 
 
 def prepare(strategy: Any) -> None:
-    """Repairs that `strategy` needs before it trains."""
+    """Apply the fixes that `strategy` needs."""
     repair_checkpoints()
     if any(isinstance(plugin, BiCPlugin) for plugin in strategy.plugins):
         repair_bic()
 
 
 def follow_importances(strategy: Any, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Let online EWC know the parameters that `freeze_base` brought.
+    """Add the parameters that `freeze_base` created to the importances of online EWC.
 
-    It adds up importances position by position and stops where the names differ. A parameter that
-    is new has no importance yet, which is also how EWC treats new units of a classifier.
+    EWC sums importances by position and fails if the names differ. New parameters get importance
+    zero, as EWC does for new units of a classifier.
     """
     for plugin in strategy.plugins:
         if isinstance(plugin, EWCPlugin) and plugin.mode == "online":

@@ -1,12 +1,8 @@
-"""IncrementalStrategy: where in Avalanche's loop the parts of a baseline come in.
-
-Losses, heads and exemplar rules are those of `aanets_plugin.baselines`.
-"""
+"""IncrementalStrategy: a method of `aanets_plugin.baselines` as an Avalanche strategy."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -20,43 +16,53 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from aanets_plugin.alpha_gradient import unwrapped
+from aanets_plugin.baselines.lifecycle import (
+    Features,
+    MethodLoss,
+    features_of,
+    fine_tuning,
+    grow_head,
+    sgd,
+    teacher_of,
+    train_epoch,
+)
 from aanets_plugin.baselines.method import Method, Output, Rule
 from aanets_plugin.baselines.network import feature_count
-from aanets_plugin.baselines.prediction import class_means, nearest_mean
+from aanets_plugin.baselines.prediction import class_means, flips_horizontally, nearest_mean
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.modes import evaluating
 
 from .compat import repair_checkpoints
-from .exemplar_level import fine_tune, learn_exemplars
 from .herding import HerdedBuffer
 from .network import BenchmarkNet, benchmark_net, replace_parameters, take_head_off
 from .support import check_new_classes
 
 
 class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
-    """A baseline as an Avalanche strategy; use one of its children.
+    """Base class of the methods as Avalanche strategies; use one of its subclasses.
 
-    The classifier of the model is replaced by the method's head, which gets the classes of an
-    experience when it begins. Logits are indexed by the benchmark's class ids, in any order. The
-    loss of training is the method's, that of evaluation cross-entropy. After an experience
-    exemplars of its classes are herded into `storage_policy`; they are added to the training data
-    of the next ones, and AANetPlugin takes the old classes from them.
+    The classifier of the model is replaced by the method's head, which grows at the beginning of
+    each experience. Logits are indexed by the class ids of the benchmark, in any order. Training
+    uses the loss of the method, evaluation the cross-entropy.
 
-    Every experience brings new classes. The optimizer's settings and parameter groups are kept;
-    the head is in the group of the classifier it replaces. Its state starts anew in every
-    experience, unless `train` is called with `reset_optimizer_state=False`.
+    After each experience, exemplars of its classes are herded into `storage_policy`. They are added
+    to the training data of later experiences, and AANetPlugin uses them for the old classes.
+
+    Every experience must have new classes only. The optimizer keeps its settings and parameter
+    groups; the head is in the group of the classifier that it replaces. The optimizer's state is
+    reset in each experience, unless `train` is called with `reset_optimizer_state=False`.
 
     Args:
-        model: any network with a classifier at its end, or one that gives features. An
-            IncrementalNet keeps its head, which must be the method's for the first experience.
-            The model is changed in place.
-        method: hyperparameters, as an instance of the class of the same name in
+        model: A network with a classifier as its last layer, or one that returns features. It is
+            changed in place. An IncrementalNet keeps its head, which must be the method's head for
+            the first experience.
+        method: Hyperparameters, an instance of the class of the same name in
             `aanets_plugin.baselines`.
-        mem_size_per_class: exemplars of each class, 20 if neither this nor `mem_size` is given.
-        mem_size: exemplars in total, instead.
-        predict_by: "head", or "nearest_mean" of the exemplars; with it, classes of an experience
-            that is still being trained are not predicted yet.
-        base_kwargs: what else SupervisedTemplate takes.
+        mem_size_per_class: Exemplars per class. Default: 20, if `mem_size` is None.
+        mem_size: Exemplars in total.
+        predict_by: "head" or "nearest_mean", the nearest mean of the exemplars' features. The
+            nearest mean does not predict the classes of an experience before its end. It uses
+            mirrored exemplars too, if the training transforms have a RandomHorizontalFlip.
+        base_kwargs: Other arguments of SupervisedTemplate.
     """
 
     method_type: ClassVar[type[Method]]
@@ -85,12 +91,12 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         self.method = self.method_type() if method is None else method
         if not isinstance(self.method, self.method_type):
             raise ConfigurationError(
-                f"method={method!r:.80}: expected an aanets_plugin.baselines.{name}, which holds "
-                f"the hyperparameters, such as method=baselines.{name}()."
+                f"method={method!r:.80}: must be an aanets_plugin.baselines.{name}, which has the "
+                f"hyperparameters. Pass method=baselines.{name}()."
             )
         if predict_by not in ("head", "nearest_mean"):
             raise ConfigurationError(
-                f"predict_by={predict_by!r}: expected 'head' or 'nearest_mean'."
+                f"predict_by={predict_by!r}: must be 'head' or 'nearest_mean'."
             )
         self.predict_by = predict_by
         self.storage_policy = HerdedBuffer(mem_size_per_class, mem_size)
@@ -99,6 +105,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         self._old_head: list[nn.Parameter] = []
         self._out: Output | None = None
         self._means: tuple[Tensor, Tensor] | None = None
+        self._flips = False
         self._workers = 0
         super().__init__(
             model=net,
@@ -123,12 +130,13 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
     # -- an experience begins --------------------------------------------------------------------
 
     def train_dataset_adaptation(self, **kwargs: Any) -> None:
-        """The new data and the exemplars."""
+        """Train on the new data and the exemplars."""
         self._workers = kwargs.get("num_workers", 0)
         known = self.net.classes
         check_new_classes(self.experience, known)
         self.storage_policy.of_each(len({*known, *self.experience.classes_in_this_experience}))
         super().train_dataset_adaptation(**kwargs)
+        self._flips = flips_horizontally(list(training_transforms(self.experience.dataset)))
         if self.storage_policy.groups:
             exemplars = self.storage_policy.buffer.train()
             new = self.experience.dataset.train()
@@ -138,7 +146,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         super().check_model_and_optimizer(reset_optimizer_state=reset_optimizer_state, **kwargs)
 
     def model_adaptation(self, model: nn.Module | None = None) -> nn.Module:
-        """In training, keep the network as the teacher and grow the head by the new classes."""
+        """In training, copy the teacher and grow the head."""
         adapted: nn.Module = super().model_adaptation(model)
         if adapted is self.model:
             ids = sorted(self.experience.classes_in_this_experience)
@@ -151,17 +159,16 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
     def _grow(self, ids: list[int]) -> None:
         net, data = self.net, self.experience.dataset
         if net.classes:
-            self.teacher = copy.deepcopy(net).requires_grad_(False).eval()
-            features, labels = self._features(data)
+            self.teacher = teacher_of(net)
+            samples = self.features(data)
             net.add_classes(ids)
-            columns = net.columns.cpu()[labels]
-            head = self.method.grow(net.fc, len(ids), features, columns)
+            samples = samples._replace(labels=net.columns.cpu()[samples.labels])
+            grow_head(self.method, net, len(ids), samples)
         else:
             shape = tuple(data.eval()[0][0].shape)
             self._old_head = take_head_off(net, shape)
-            head = self._first_head(len(ids), shape)
+            net.fc = self._first_head(len(ids), shape).to(self.device)
             net.add_classes(ids)
-        net.fc = head.to(self.device)
         new = list(net.fc.parameters())
         replace_parameters(self.optimizer, self._old_head, new)
         self.optimized_param_id = dict(self.model.named_parameters())
@@ -175,15 +182,15 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         given, expected = repr(net.fc), repr(head)
         if given != expected:
             raise ConfigurationError(
-                f"the IncrementalNet has the head {given}; the first experience needs {expected}. "
-                f"Give the backbone alone to have it made."
+                f"the IncrementalNet has the head {given}: must be {expected} for the first "
+                f"experience. Pass the backbone alone to have the head created."
             )
         return net.fc
 
     # -- a batch ---------------------------------------------------------------------------------
 
     def forward(self) -> Tensor:
-        """Logits, or for the nearest mean one for it and zeros, by class id."""
+        """Return logits by class id; for prediction by nearest mean, one-hot vectors."""
         if self.is_training:
             maps = self.teacher is not None
             self._out = self.method.observe(self.net, self.mb_x, maps=maps)
@@ -194,20 +201,17 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         return F.one_hot(nearest, len(self.net.columns)).float()
 
     def criterion(self) -> Tensor:
-        """The method's loss in training, cross-entropy in evaluation."""
+        """Return the method's loss in training, the cross-entropy in evaluation."""
         if not self.is_training:
             return super().criterion()  # type: ignore[no-any-return]
         assert self._out is not None
-        taught = None
-        if self.teacher is not None:
-            with torch.no_grad():
-                taught = self.method.observe(self.teacher, self.mb_x, maps=True)
-        return self.method.loss(self.net.fc, self._out, self.net.columns[self.mb_y], taught)
+        loss = MethodLoss(self.method, self.net, self.teacher)
+        return loss(self.mb_x, self.net.columns[self.mb_y], self._out)  # type: ignore[no-any-return]
 
     def _before_eval(self, **kwargs: Any) -> None:
         if self.predict_by == "nearest_mean" and self.storage_policy.groups:
-            features, labels = self._features(self.storage_policy.buffer)
-            classes, means = class_means(features, labels)
+            exemplars = self.features(self.storage_policy.buffer, flip=self._flips)
+            classes, means = class_means(*exemplars)
             self._means = classes.to(self.device), means.to(self.device)
         super()._before_eval(**kwargs)
 
@@ -218,33 +222,48 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
     # -- an experience ends ----------------------------------------------------------------------
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        """Remember and fine-tune before any plugin looks at the network, or evaluates it."""
-        later = self.teacher is not None
+        """Store exemplars and fine-tune, before plugins evaluate or copy the network."""
+        first = self.teacher is None
         self._out = self.teacher = None
-        data = self.experience.dataset
-        self.storage_policy.add(data, *self._features(data))
+        self.storage_policy.post_adapt(self, self.experience)
         if self.method.learns_exemplars:
             new = self.experience.classes_in_this_experience
-            validation = self._loader(data.eval(), shuffle=True)
-            groups = self.storage_policy.groups
-            learn_exemplars(self.method, self.net, groups, new, validation, self.exemplar_transform)
-        if later and self.method.fine_tuning is not None:
-            loader = self._loader(self.storage_policy.buffer.train(), shuffle=True)
-            fine_tune(self.method, self.net, loader, self.optimizer.param_groups[0])
+            validation = self._loader(self.experience.dataset.eval(), shuffle=True)
+            self.storage_policy.refine(
+                self.method, self.net, new, validation, self.exemplar_transform
+            )
+        if not first:
+            self._fine_tune()
         super()._after_training_exp(**kwargs)
+
+    def _fine_tune(self) -> None:
+        """Fine-tune if the method does so, with the momentum and weight decay of the optimizer."""
+        net, settings = self.net, self.optimizer.param_groups[0]
+        loader = self._loader(self.storage_policy.buffer.train(), shuffle=True)
+        with fine_tuning(self.method, net) as (loss, rates):
+            momentum, decay = settings.get("momentum", 0.9), settings.get("weight_decay", 0.0)
+            optimizer = sgd(loss.train(), momentum, decay)
+            for lr in rates:
+                moved = ((x.to(self.device), y.to(self.device)) for x, y, *_ in loader)
+                train_epoch(loss, optimizer, lr, ((x, net.columns[y]) for x, y in moved))
 
     # -- data ------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _features(self, data: Any) -> tuple[Tensor, Tensor]:
-        """Features and class ids of all samples, in order, with the transforms of evaluation."""
-        features, labels = [], []
-        with evaluating(self.net):
-            for x, y, *_ in self._loader(data.eval()):
-                features.append(self.net.features(x.to(self.device)).cpu())
-                labels.append(y)
-        return torch.cat(features), torch.cat(labels)
+    def features(self, data: Any, *, flip: bool = False) -> Features:
+        """Compute features and class ids of all samples with the transforms of evaluation."""
+        return features_of(self.net, self._loader(data.eval()), flip=flip)
 
     def _loader(self, data: Any, shuffle: bool = False) -> DataLoader[Any]:
         size = self.train_mb_size if shuffle else self.eval_mb_size
         return DataLoader(data, batch_size=size, shuffle=shuffle, num_workers=self._workers)
+
+
+def training_transforms(data: Any) -> Iterator[Any]:
+    """Yield the transforms that an Avalanche dataset applies in training, also to its parts."""
+    data = getattr(data, "_flat_data", data)
+    for groups in ("_frozen_transform_groups", "_transform_groups"):
+        if hasattr(data, groups):
+            yield getattr(data, groups)["train"]
+    yield getattr(data, "transform", None)  # of a torchvision dataset
+    for part in getattr(data, "_datasets", []):
+        yield from training_transforms(part)

@@ -1,4 +1,4 @@
-"""What α learns from, for the batches (x, y, task label) and the models of Avalanche."""
+"""Losses of α for Avalanche's batches (x, y, task label) and models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aanets_plugin.alpha_gradient import LossFunction, logits_of
 
 
 def default_loss(strategy: Any) -> LossFunction:
-    """Cross-entropy on the class logits; for SCR, which has none, its own contrastive loss."""
+    """Return the cross-entropy of the class logits; for SCR, which has no logits, its own loss."""
     if isinstance(strategy, SCR):
         return functools.partial(
             contrastive, criterion=strategy.train_loss, augment=strategy.augmentations
@@ -27,7 +27,7 @@ def default_loss(strategy: Any) -> LossFunction:
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     x, y, tasks = to_device(model, batch)
     if isinstance(model, TrainEvalModel):
-        # In eval mode it answers by nearest mean, without a gradient and without new classes.
+        # Its forward in eval mode predicts by nearest mean, which has no gradient.
         return F.cross_entropy(logits_of(model.train_classifier(model.feature_extractor(x))), y)
     return F.cross_entropy(logits_of(avalanche_forward(model, x, tasks)), y)
 
@@ -35,7 +35,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 def contrastive(
     model: Any, batch: Any, *, criterion: nn.Module, augment: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """SCR's loss over two views of each sample, through its projection head."""
+    """SCR's contrastive loss of two views of each sample, after the projection head."""
     x, y, _ = to_device(model, batch)
     features = F.normalize(model.feature_extractor(torch.cat([x, augment(x)])), p=2, dim=1)
     views = torch.stack(model.train_classifier(features).chunk(2), dim=1)

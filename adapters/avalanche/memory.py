@@ -1,4 +1,4 @@
-"""The exemplars that a strategy keeps already, in the forms in which Avalanche keeps them."""
+"""Access to the exemplars that Avalanche's strategies and plugins store."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 Key = tuple[int, int]
-"""A class by its task label and its number: multi-task streams may count from zero in each task."""
+"""Task label and class label; in multi-task streams, each task may number classes from zero."""
 
 
 class Samples(Dataset[tuple[Any, Tensor, Tensor]]):
-    """Any of Avalanche's data as (x, y, task label), whatever else a sample carries.
+    """An Avalanche dataset with samples (x, y, task label) and nothing else.
 
-    DER's exemplars, for one, bring their old logits along and would not collate with new data.
+    DER's exemplars, for example, also contain logits, so they cannot be in a batch with new data.
     """
 
     def __init__(self, data: Any, keys: Sequence[Key] | None = None) -> None:
@@ -34,7 +34,7 @@ class Samples(Dataset[tuple[Any, Tensor, Tensor]]):
 
 
 def keys_of(data: Any) -> list[Key]:
-    """The class of every sample, read from the labels alone."""
+    """Return the class of each sample, without loading the samples."""
     if not len(data):
         return []
     classes = [int(label) for label in data.targets]
@@ -44,13 +44,24 @@ def keys_of(data: Any) -> list[Key]:
 
 
 def owners_of(policy: ExemplarsBuffer, strategy: Any) -> list[Any]:
-    """Who in the strategy, if anyone, fills this storage policy."""
+    """Return the plugins that fill this storage policy, and the strategy if it does."""
     holders = [*strategy.plugins, strategy]
     return [holder for holder in holders if getattr(holder, "storage_policy", None) is policy]
 
 
+def fill(policy: ExemplarsBuffer, strategy: Any) -> None:
+    """Add the data of the current experience to a storage policy.
+
+    Avalanche 0.6 replaced `update` by `post_adapt`; older policies override `update` only.
+    """
+    if getattr(type(policy), "post_adapt", None) is getattr(ExemplarsBuffer, "post_adapt", None):
+        policy.update(strategy)
+    else:
+        policy.post_adapt(strategy, strategy.experience)
+
+
 def find_memory(strategy: Any) -> tuple[str, list[Samples]] | None:
-    """The name and the exemplars of the memory that the strategy keeps; None if it has none."""
+    """Return a description and the exemplars of the strategy's memory; None if it has none."""
     for holder in (*strategy.plugins, strategy):
         name = type(holder).__name__
         policy = getattr(holder, "storage_policy", None)

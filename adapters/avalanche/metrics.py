@@ -1,4 +1,4 @@
-"""α in Avalanche's metrics and loggers."""
+"""α as an Avalanche metric, and a CSV logger for it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ _PREFIX = "Alpha_"
 
 
 def alpha_metrics() -> list[AlphaMetric]:
-    """α of every level after each training epoch, for `EvaluationPlugin(alpha_metrics(), …)`.
+    """Return the metric that logs α of each level after each training epoch.
 
-    The values are called `Alpha_Plastic_Epoch/train_phase/train_stream/Task000/layer1` and
-    `Alpha_Stable_Epoch/…`; there are none in the first experience, which has no α.
+    Pass it to the evaluator: `EvaluationPlugin(alpha_metrics(), ...)`. The names of the values are
+    `Alpha_Plastic_Epoch/train_phase/train_stream/Task000/layer1` and `Alpha_Stable_Epoch/...`. In
+    the first experience there is no α, so no values are logged.
     """
     return [AlphaMetric()]
 
 
 class AlphaMetric(PluginMetric):  # type: ignore[misc]
-    """The aggregation weights of a strategy that has an AANetPlugin."""
+    """The aggregation weights α of a strategy with an AANetPlugin."""
 
     def __init__(self) -> None:
         super().__init__()
         self._weights: dict[str, list[float]] = {}
 
     def result(self) -> dict[str, list[float]]:
-        """The last α of each level, one weight per branch."""
+        """Return the current α of each level, one weight per branch."""
         return self._weights
 
     def reset(self) -> None:
@@ -65,9 +66,10 @@ def _branch_names(count: int) -> list[str]:
 
 
 class AlphaCSVLogger(CSVLogger):  # type: ignore[misc]
-    """Avalanche's CSVLogger, whose two files have fixed columns, with a third one for α.
+    """Avalanche's CSVLogger with a third file, `alpha_results.csv`, for α.
 
-    `alpha_results.csv` has one row per metric value: experience, epoch, metric, value.
+    It has one row per value: experience, epoch, metric, value. The two files of CSVLogger have
+    fixed columns.
     """
 
     def __init__(self, log_folder: str | PathLike[str] | None = None) -> None:
@@ -77,9 +79,9 @@ class AlphaCSVLogger(CSVLogger):  # type: ignore[misc]
 
     def after_training_epoch(self, strategy: Any, metric_values: Any, **kwargs: Any) -> None:
         super().after_training_epoch(strategy, metric_values, **kwargs)
-        where = (self.training_exp_id, strategy.clock.train_exp_epochs)
+        position = (self.training_exp_id, strategy.clock.train_exp_epochs)
         alphas = [value for value in metric_values if value.name.startswith(_PREFIX)]
-        self._write("a", [(*where, alpha.name, alpha.value) for alpha in alphas])
+        self._write("a", [(*position, alpha.name, alpha.value) for alpha in alphas])
 
     def _write(self, mode: str, rows: list[tuple[Any, ...]]) -> None:
         with self.alpha_path.open(mode, newline="", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""The network of the baselines in Avalanche: any backbone, a head that grows, the benchmark's ids.
+"""The network of the methods in Avalanche.
 
-A method counts classes in the order of their arrival, a benchmark numbers them as it likes. The two
-meet in one place, the buffer `columns` of :class:`BenchmarkNet`.
+A method numbers classes in the order of arrival; a benchmark has its own class ids. The buffer
+`columns` of `BenchmarkNet` translates between the two, and nothing else does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aanets_plugin.baselines.network import IncrementalNet, without_head
 from aanets_plugin.errors import UnsupportedModelError
 
 UNSEEN = -1000.0
-"""The logit of a class that has not been learned; Avalanche's own heads mask with the same."""
+"""The logit of classes that are not learned yet, the same as in Avalanche's own heads."""
 
 
 class BenchmarkNet(IncrementalNet):
     """An IncrementalNet whose logits are indexed by the class ids of the benchmark.
 
-    `columns[id]` is the column of a class in the head, -1 while it has none. State: that of an
-    IncrementalNet, and ``columns``.
+    `columns[id]` is the column of a class in the head, or -1 if it has none yet. State: that of
+    IncrementalNet, and `columns`.
     """
 
     columns: Tensor
@@ -36,24 +36,24 @@ class BenchmarkNet(IncrementalNet):
 
     @property
     def classes(self) -> list[int]:
-        """Class ids in the order of their columns."""
+        """The class ids in the order of their columns."""
         known = (self.columns >= 0).nonzero().flatten()
         return known[self.columns[known].argsort()].tolist()
 
     def widen(self, ids: Sequence[int]) -> None:
-        """Give logits for these ids too, be they known or not."""
+        """Extend the logits to these class ids, learned or not."""
         missing = max(ids) + 1 - len(self.columns)
         if missing > 0:
             self.columns = F.pad(self.columns, (0, missing), value=-1)
 
     def add_classes(self, ids: Sequence[int]) -> None:
-        """The next columns of the head are these classes."""
+        """Assign the next columns of the head to these class ids."""
         self.widen(ids)
         first = len(self.classes)
         self.columns[list(ids)] = torch.arange(first, first + len(ids)).to(self.columns)
 
     def by_id(self, logits: Tensor) -> Tensor:
-        """Logits of the head, put in the order of the benchmark's class ids."""
+        """Reorder logits of the head by class id."""
         return F.pad(logits, (0, 1), value=UNSEEN)[:, self.columns]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,23 +61,23 @@ class BenchmarkNet(IncrementalNet):
 
 
 def benchmark_net(model: nn.Module) -> BenchmarkNet:
-    """`model` as the backbone, its classifier still in it; an IncrementalNet keeps its head."""
+    """Wrap `model` as the backbone, with its classifier; an IncrementalNet keeps its head."""
     if isinstance(model, MultiTaskModule):
         raise UnsupportedModelError(
-            f"{type(model).__name__} wants task labels; expected a network with one head for all "
-            f"classes, which is then replaced."
+            f"{type(model).__name__} wants task labels: must be a network with one head for all "
+            f"classes, which is replaced."
         )
     if isinstance(model, IncrementalNet):
         return BenchmarkNet(model.backbone, model.fc)
     for name, module in list(model.named_modules()):
-        if name and isinstance(module, IncrementalClassifier):  # Avalanche would make it grow
+        if name and isinstance(module, IncrementalClassifier):  # Avalanche would grow it itself
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, module.classifier)
     return BenchmarkNet(model, nn.Identity())
 
 
 def take_head_off(net: BenchmarkNet, input_shape: tuple[int, ...]) -> list[nn.Parameter]:
-    """The parameters of the classifier, which is no longer in the backbone afterwards."""
+    """Remove the classifier from the backbone and return its parameters."""
     if not isinstance(net.fc, nn.Identity):
         return list(net.fc.parameters())
     before = list(net.backbone.parameters())
@@ -89,12 +89,12 @@ def take_head_off(net: BenchmarkNet, input_shape: tuple[int, ...]) -> list[nn.Pa
 def replace_parameters(
     optimizer: Optimizer, old: Sequence[nn.Parameter], new: Sequence[nn.Parameter]
 ) -> None:
-    """Put `new` into the parameter group that has `old`, or else into the last one."""
-    gone = set(map(id, old))
+    """Replace `old` by `new` in their parameter group; without `old`, add to the last group."""
+    removed = set(map(id, old))
     groups = optimizer.param_groups
-    home = next((g for g in groups if gone & set(map(id, g["params"]))), groups[-1])
+    target = next((g for g in groups if removed & set(map(id, g["params"]))), groups[-1])
     for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in gone]
+        group["params"] = [p for p in group["params"] if id(p) not in removed]
     for parameter in old:
         optimizer.state.pop(parameter, None)
-    home["params"] += new
+    target["params"] += new

@@ -1,7 +1,7 @@
-"""The strategy's optimizer, kept in step with a model whose parameters change between phases.
+"""Updates of the strategy's optimizer when the parameters of the model change between phases.
 
-The user's parameter groups stay as they are, in number and order: schedulers and Avalanche's own
-bookkeeping count them.
+The number and order of the user's parameter groups never change, because learning rate schedulers
+and Avalanche rely on them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ Parameters = Mapping[str, nn.Parameter]
 
 
 def follow_parameters(optimizer: Optimizer, before: Parameters, after: Parameters) -> None:
-    """Put parameters that appeared into the group of those they came from, drop those that went.
+    """Remove parameters that no longer exist, and add new ones to the group of their origin.
 
-    What `before` did not have in the optimizer is left for Avalanche to place.
+    Parameters whose origin is not in the optimizer are left to Avalanche.
     """
     old = {id(parameter): name for name, parameter in before.items()}
     kept = set(map(id, after.values()))
-    home: dict[str, list[nn.Parameter]] = {}
+    group_of: dict[str, list[nn.Parameter]] = {}
     for group in optimizer.param_groups:
         members = group["params"]
-        home.update((old[id(member)], members) for member in members if id(member) in old)
-        for gone in [m for m in members if id(m) in old and id(m) not in kept]:
-            optimizer.state.pop(gone, None)
+        group_of.update((old[id(member)], members) for member in members if id(member) in old)
+        for removed in [m for m in members if id(m) in old and id(m) not in kept]:
+            optimizer.state.pop(removed, None)
         members[:] = [m for m in members if id(m) not in old or id(m) in kept]
     present = {id(member) for group in optimizer.param_groups for member in group["params"]}
     for name, parameter in after.items():
-        origin = next((origin for origin in _origins(name) if origin in home), None)
+        origin = next((origin for origin in _origins(name) if origin in group_of), None)
         if id(parameter) not in present and origin is not None:
-            home[origin].append(parameter)
+            group_of[origin].append(parameter)
 
 
 def _origins(name: str) -> Iterator[str]:
-    """What a parameter may have been called before the model changed its state, likeliest first."""
+    """Yield possible earlier names of a parameter, the most likely first."""
     yield name
     weight = re.sub(r"\bphi$", "weight", name)
     yield weight
@@ -48,10 +48,10 @@ def _origins(name: str) -> Iterator[str]:
 
 
 def spare_decay(optimizer: Optimizer, phi: Sequence[nn.Parameter]) -> Callable[[], None]:
-    """Take weight decay off φ for one step; the function that comes back restores the groups.
+    """Exclude φ from weight decay for one step; returns a function that restores the groups.
 
-    Decay would pull φ to 0 and with it the stable branch, for a reason that is not in the loss. A
-    group that came to stay would be one too many for the schedulers of current torch.
+    Weight decay would shrink φ, and with it the stable branch, towards 0. A permanent extra group
+    would break the schedulers of current torch, which rely on the number of groups.
     """
     groups = optimizer.param_groups
     spared = set(map(id, phi))

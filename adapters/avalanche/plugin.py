@@ -1,7 +1,8 @@
-"""AANetPlugin: an Avalanche strategy becomes its AANets version."""
+"""AANetPlugin: AANets for any Avalanche strategy."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,41 +27,46 @@ from .support import check_experience, check_strategy
 
 
 class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
-    """Converts the strategy's model and learns α; every experience is a phase.
+    """Converts the strategy's model to an AANet and learns α. Every experience is a phase.
 
-    The first experience trains θ_base on one branch. When the strategy is done with it the base is
-    frozen and the stable branches appear; after each epoch of the later experiences α learns on
-    class-balanced data. Model, optimizer and the other plugins are used as they are, and the user's
-    parameter groups are kept. Weight decay does not act on φ.
+    The first experience trains θ_base with one branch. At its end θ_base is frozen and the stable
+    branches are added. In later experiences α learns on class-balanced data after each epoch. The
+    model, the optimizer with its parameter groups, and other plugins stay in use. φ has no weight
+    decay.
 
-    Strategies that start every experience from scratch (GDumb, FromScratchTraining) start the
-    plastic branches and the head anew; the stable side stays that of the first experience.
-    JointTraining has a single experience, so that it trains θ_base and nothing else unless
-    `base_phase=False`. In an online stream α learns when the last part of an experience is done.
+    Strategies that reset the network in every experience (GDumb, FromScratchTraining) reset the
+    plastic branches and the head; the stable branches stay those of the first experience.
+    JointTraining has a single experience, so it trains only θ_base unless `base_phase=False`. In an
+    online stream, α learns at the end of the last part of an experience.
 
     Args:
-        blocks, stem, stages, alpha: as in `convert_to_aanet`; not used for a model that is
-            converted already.
-        lr, momentum, normalize, base_phase, update_base, schedule, max_batches: as in
-            `BilevelStrategy`. `base_phase=False` is for a model that is trained already.
-        loss_fn: `loss_fn(model, batch)` gives the loss of a batch (x, y, task label) on the CPU.
-            Default: cross-entropy on the class logits; for SCR its contrastive loss.
-        storage_policy: exemplars of the old classes for α. Default: the memory that the strategy
-            has, or a few exemplars kept for α alone. It is filled here unless another plugin, or
-            the strategy, has the same one.
-        per_class: at most so many samples of each class for α, and so many exemplars where they
-            are kept here.
-        batch_size: of the passes over them; by default the strategy's `train_mb_size`. It changes
-            speed and memory only.
+        blocks, stem, stages, alpha: See `convert_to_aanet`. They are ignored if the model is
+            already converted.
+        lr: Step size of α; 0 keeps α fixed. Default: 0.03, with `official` 1e-8.
+        momentum: Momentum of α's steps. Default: 0, with `official` 0.9.
+        normalize: Scale each level's steps by its past gradients. False: Eq. 8 as printed.
+        official: Update α exactly as the authors' code does.
+        schedule: Factor on `lr` as a function of the epoch in the experience, counted from 0.
+        update_base: Multiply φ into θ_base after each experience (the paper's supplement A).
+        max_batches: Batches of balanced data per update. Default: all.
+        per_class: Maximum number of balanced samples, and of stored exemplars, per class.
+        loss_fn: `loss_fn(model, batch)` returns the loss of a batch (x, y, task label) on the CPU.
+            Default: cross-entropy of the class logits; for SCR, its contrastive loss.
+        base_phase: False for a trained model, whose first experience is an incremental phase.
+        storage_policy: Exemplars of the old classes for α. This plugin fills it, unless the
+            strategy or another plugin uses the same one. Default: see `BalancedData`.
+        batch_size: Batch size of the balanced data; affects speed and memory only. Default: the
+            strategy's `train_mb_size`.
 
-    Example:
-        >>> plugin = AANetPlugin()
-        >>> strategy = Replay(model=model, optimizer=optimizer, mem_size=2000, plugins=[plugin])
-        >>> for experience in benchmark.train_stream:
-        ...     strategy.train(experience)
-        >>> plot_alpha(plugin.bilevel.history, "alpha.png")
+    Example, for Replay:
 
-    After `maybe_load_checkpoint` the plugin is the one in the strategy: `AANetPlugin.of(strategy)`.
+        plugin = AANetPlugin()
+        strategy = Replay(model=model, optimizer=optimizer, mem_size=2000, plugins=[plugin])
+        for experience in benchmark.train_stream:
+            strategy.train(experience)
+        plot_alpha(plugin.bilevel.history, "alpha.png")
+
+    `maybe_load_checkpoint` creates a new plugin object; `AANetPlugin.of(strategy)` returns it.
     """
 
     def __init__(
@@ -83,22 +89,10 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         storage_policy: ExemplarsBuffer | None = None,
         batch_size: int | None = None,
     ) -> None:
+        given = locals()
         super().__init__()
-        options: dict[str, Any] = dict(
-            blocks=blocks,
-            stem=stem,
-            stages=stages,
-            alpha=alpha,
-            lr=lr,
-            momentum=momentum,
-            normalize=normalize,
-            official=official,
-            schedule=schedule,
-            update_base=update_base,
-            max_batches=max_batches,
-            per_class=per_class,
-        )
-        self.config = AANetConfig(**options)
+        names = [field.name for field in dataclasses.fields(AANetConfig)]
+        self.config = AANetConfig(**{name: given[name] for name in names})
         self.base_phase = base_phase
         self.loss_fn = loss_fn
         self.balanced = BalancedData(storage_policy, per_class, batch_size)
@@ -110,30 +104,30 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
 
     @property
     def bilevel(self) -> BilevelStrategy:
-        """Phases, updates and history of α; there is one as soon as training has begun."""
+        """The BilevelStrategy with the phases, updates and history of α."""
         if self._bilevel is None:
             raise ConfigurationError(
-                "AANetPlugin has no history before training begins. After a checkpoint was loaded "
-                "the plugin is another object: AANetPlugin.of(strategy)."
+                "AANetPlugin has no history before training begins. After loading a checkpoint, "
+                "get the plugin with AANetPlugin.of(strategy)."
             )
         return self._bilevel
 
     @classmethod
     def of(cls, strategy: Any) -> AANetPlugin:
-        """The AANetPlugin of a strategy."""
+        """Return the AANetPlugin of a strategy."""
         for plugin in strategy.plugins:
             if isinstance(plugin, cls):
                 return plugin
         raise ConfigurationError(
-            f"{type(strategy).__name__} has no AANetPlugin; add one: plugins=[AANetPlugin()]."
+            f"{type(strategy).__name__} has no AANetPlugin. Pass plugins=[AANetPlugin()]."
         )
 
     # -- phases ----------------------------------------------------------------------------------
 
     def before_training(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Convert the model before anybody copies it or takes its parameters."""
+        """Convert the model before the strategy or other plugins copy it."""
         check_strategy(strategy)
-        compat.prepare(strategy)  # every time: a resumed run is another process
+        compat.prepare(strategy)  # each time, because a resumed run is a new process
         if self._bilevel is not None:
             return
         model = unwrapped(strategy.model)
@@ -147,11 +141,11 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         self._parameters_changed(strategy, before)
 
     def after_train_dataset_adaptation(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Begin the phase: the last callback before the optimizer is brought up to date."""
+        """Begin the phase, in the last callback before Avalanche updates the optimizer."""
         if not self._begins(strategy.experience):
             return
         before = dict(self.bilevel.model.named_parameters())
-        if self.bilevel.in_phase:  # one call of train for several experiences
+        if self.bilevel.in_phase:  # train() was called with several experiences
             self.bilevel.end_phase()
         self._follow_model(unwrapped(strategy.model))
         self.bilevel.begin_phase()
@@ -159,7 +153,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         self._phi = [layer.phi for layer in scaled_layers(self.bilevel.model)]
 
     def after_training_epoch(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """One update of α (Eq. 8)."""
+        """Update α once (Eq. 8)."""
         if not self._ends:
             return
         workers, phase = kwargs.get("num_workers", 0), self.bilevel.phase_index
@@ -170,9 +164,9 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
             self.balanced.experience_ended(strategy)
 
     def after_training(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """End the phase, when every plugin is done with the network as it was trained.
+        """End the phase, after all plugins have used the trained network.
 
-        Parameters appear here, between experiences, as Avalanche's plugins expect them to.
+        This adds parameters, which Avalanche's plugins expect to happen between experiences.
         """
         if self.bilevel.in_phase and self._ends:
             before = dict(self.bilevel.model.named_parameters())
@@ -180,9 +174,9 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
             self._parameters_changed(strategy, before)
 
     def _begins(self, experience: Any) -> bool:
-        """Whether an experience begins, and not a later part of one, in an online stream.
+        """Whether this is a whole experience, or the first part of one in an online stream.
 
-        The parts are counted: Avalanche marks the last one only if it is smaller than the others.
+        Parts are counted, because Avalanche marks the last one only if it is smaller.
         """
         check_experience(experience)
         first = getattr(experience, "is_first_subexp", True)
@@ -196,14 +190,14 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         return self._parts_left == 0
 
     def _follow_model(self, model: nn.Module) -> None:
-        """Go on with a model that the strategy put in the place of the one that was trained."""
+        """Switch to `model` if the strategy has replaced the trained one."""
         old = self.bilevel.model
         if model is old:
             return
         if not levels(model):
             raise ConfigurationError(
-                f"the strategy has another model now, a {type(model).__name__} without adaptive "
-                f"levels. An AANetPlugin belongs to one strategy: make one for each."
+                f"the strategy has a new model, a {type(model).__name__} without adaptive levels. "
+                f"An AANetPlugin belongs to one strategy: make one for each."
             )
         if levels(old)[0].base_frozen and not levels(model)[0].base_frozen:
             if self._stable_state is None or self.bilevel.update_base:

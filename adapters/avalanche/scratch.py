@@ -1,8 +1,8 @@
-"""Strategies that begin every experience with a fresh network, such as GDumb.
+"""Support for strategies that reset the network in every experience, such as GDumb.
 
-They put back the network that they copied before the first experience, which had no stable branch.
-What such a strategy starts anew is the part that learns freely: the plastic branches and the head.
-The stable side is what AANets add to it, so it is put in again as it was when θ_base was frozen.
+They restore a copy of the network from before the first experience, which has no stable branch. The
+reset applies to the plastic branches and the head. The stable branches, the stem that learns like
+them, and α are copied to the reset network.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aanets_plugin.levels import AdaptiveLevel, Branches
 
 
 def stable_state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the stable branches, of the stem that learns as they do, and of α."""
+    """Return copies of the stable branches, the stem that learns like them, and α."""
     prefixes: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, Branches):
@@ -27,6 +27,6 @@ def stable_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def add_stable_side(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give a model in its base phase the stable side that `state` was taken from."""
+    """Freeze the base of a model and load the result of `stable_state`."""
     freeze_base(model)
     model.load_state_dict({**model.state_dict(), **state})

@@ -1,5 +1,7 @@
-"""LUCIR, PODNet and Mnemonics as Avalanche strategies; see :class:`IncrementalStrategy` for the
-options that they share."""
+"""LUCIR, PODNet and Mnemonics as Avalanche strategies.
+
+`IncrementalStrategy` documents the options that they share.
+"""
 
 from __future__ import annotations
 
@@ -14,47 +16,37 @@ from .incremental import IncrementalStrategy
 
 
 class LUCIR(IncrementalStrategy):
-    """LUCIR (Hou et al. 2019): imprinted new weights, fixed old ones, three losses.
+    """LUCIR (Hou et al. 2019); see `aanets_plugin.baselines.LUCIR`. Example:
 
-    Example:
-        >>> from aanets_plugin import baselines
-        >>> from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        >>> strategy = LUCIR(
-        ...     model=model,
-        ...     optimizer=optimizer,
-        ...     method=baselines.LUCIR(margin=0.4),
-        ...     mem_size_per_class=20,
-        ...     train_mb_size=128,
-        ...     plugins=[AANetPlugin()],
-        ... )
+    strategy = LUCIR(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        method=baselines.LUCIR(margin=0.4),
+        train_mb_size=128,
+        plugins=[AANetPlugin()],
+    )
     """
 
     method_type = baselines.LUCIR
 
 
 class PODNet(IncrementalStrategy):
-    """PODNet (Douillard et al. 2020): pooled maps are kept, several proxies for each class, and
-    the head is fine-tuned on the exemplars after each experience but the first."""
+    """PODNet (Douillard et al. 2020); see `aanets_plugin.baselines.PODNet`."""
 
     method_type = baselines.PODNet
 
 
 class Mnemonics(IncrementalStrategy):
-    """Mnemonics (Liu et al. 2020) on LUCIR's losses: exemplars are learned, then fine-tuned on.
+    """Mnemonics (Liu et al. 2020); see `aanets_plugin.baselines.Mnemonics`.
 
-    Learned images are tensors as the network takes them, so that the transforms of the training
-    data do not apply to them: `exemplar_transform` is what does. Their pixels stay within the
-    range of the herded ones', by channel.
+    Learned exemplars are tensors, inputs of the network. `exemplar_transform` is applied to them in
+    training, instead of the transforms of the data.
     """
 
     method_type = baselines.Mnemonics
 
     def __init__(
-        self,
-        *,
-        exemplar_transform: Callable[[Tensor], Tensor] | None = None,
-        **options: Any,
+        self, *, exemplar_transform: Callable[[Tensor], Tensor] | None = None, **options: Any
     ) -> None:
         super().__init__(**options)
         self.exemplar_transform = exemplar_transform

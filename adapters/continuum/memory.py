@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import herd
+from aanets_plugin.exemplars import herd_classes
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -31,16 +31,12 @@ def rehearsal_memory(
 def herd_samples(
     x: np.ndarray, y: np.ndarray, t: np.ndarray, z: Tensor, nb_per_class: int
 ) -> Arrays:
-    """A herding method for Continuum's RehearsalMemory: `z` are the features of the samples.
+    """A herding method for Continuum's RehearsalMemory; `z` are the features of the samples.
 
-    A class with fewer samples than asked for gives all it has.
+    A class with fewer than `nb_per_class` samples keeps all of them.
     """
-    chosen = []
-    for label in np.unique(y):
-        rows = np.flatnonzero(y == label)
-        best = herd(z[torch.as_tensor(rows)], min(nb_per_class, len(rows)))
-        chosen.append(rows[best.numpy()])
-    order = np.concatenate(chosen)
+    chosen = herd_classes(z, y, nb_per_class, at_most=True)
+    order = torch.cat(list(chosen.values())).numpy()
     return x[order], y[order], t[order]
 
 

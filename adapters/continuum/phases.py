@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aanets_plugin.baselines.prediction import flips_horizontally
 from aanets_plugin.errors import ConfigurationError
 
 from .memory import with_samples
@@ -103,6 +104,5 @@ class Phases:
 
     @property
     def flips(self) -> bool:
-        """Whether training mirrors images, and so nearest means may."""
-        transforms = getattr(self.scenarios[0][0].trsf, "transforms", [])
-        return any(type(transform).__name__ == "RandomHorizontalFlip" for transform in transforms)
+        """Whether training mirrors images, so that nearest means use mirrored exemplars too."""
+        return flips_horizontally(self.scenarios[0][0].trsf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 import torch
 from avalanche.training import supervised
 from avalanche.training.plugins import ReplayPlugin
-from avalanche.training.storage_policy import ClassBalancedBuffer, ReservoirSamplingBuffer
+from avalanche.training.storage_policy import (
+    ClassBalancedBuffer,
+    ExemplarsBuffer,
+    ReservoirSamplingBuffer,
+)
 from avalanche.training.supervised import DER, ER_ACE, Naive, Replay
 
 from aanets_plugin import ConfigurationError
@@ -152,6 +157,26 @@ class CountingBuffer(ClassBalancedBuffer):
         super().post_adapt(agent, exp)
 
 
+class OldBuffer(ClassBalancedBuffer):
+    """Written for Avalanche before 0.6, where `update` filled a buffer."""
+
+    post_adapt = ExemplarsBuffer.post_adapt
+
+    def update(self, strategy: Any, **kwargs: Any) -> None:
+        self.update_from_dataset(strategy.experience.dataset, strategy)
+
+
+@pytest.mark.parametrize(
+    "policy", [OldBuffer(12), CountingBuffer(12)], ids=["update", "post_adapt"]
+)
+def test_a_policy_is_filled_by_the_method_it_has_and_nothing_deprecated_is_called(policy):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*deprecated function update", DeprecationWarning)
+        watched(plugin={"storage_policy": policy})
+
+    assert sorted(policy.buffer_groups) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_policy_that_another_plugin_fills_is_filled_once():
     alone, shared = CountingBuffer(12), CountingBuffer(12)
     watched(plugin={"storage_policy": alone})
@@ -210,8 +235,8 @@ def test_the_batch_size_changes_batches_and_not_alpha():
     ("options", "message"),
     [
         ({"per_class": 0}, "per_class=0: must be an integer ≥ 1"),
-        ({"batch_size": 2.5}, "batch_size=2.5: expected a number of at least 1"),
-        ({"storage_policy": [1, 2]}, r"storage_policy=\[1, 2\]: expected an Avalanche storage"),
+        ({"batch_size": 2.5}, "batch_size=2.5: must be an integer ≥ 1"),
+        ({"storage_policy": [1, 2]}, r"storage_policy=\[1, 2\]: must be an Avalanche storage"),
     ],
 )
 def test_options_that_cannot_be_used(options, message):

@@ -27,6 +27,7 @@ from aanets_plugin.adapters.avalanche import (
     UnsupportedStrategyError,
     alpha_metrics,
 )
+from aanets_plugin.adapters.avalanche.herding import HerdedBuffer
 from aanets_plugin.baselines import CosineLinear, IncrementalNet
 from tests.adapters.avalanche_setup import (
     Backbone,
@@ -130,6 +131,19 @@ def test_exemplars_are_herded_and_those_of_mnemonics_learned():
         assert torch.equal(herded, kept) == (kind is LUCIR)
         assert 0 <= kept.min() <= kept.max() <= 1
         assert (herded - kept).abs().max() < 1
+
+
+def test_both_interfaces_of_a_storage_policy_fill_the_herded_buffer():
+    strategy = build(train_epochs=1)
+    strategy.train(experience := digits().train_stream[0])
+    new, old = HerdedBuffer(4, None), HerdedBuffer(4, None)
+    new.post_adapt(strategy, experience)
+    strategy.experience = experience
+    old.update(strategy)
+
+    assert new.groups.keys() == old.groups.keys() == {0, 1}
+    for buffer in (new, old):
+        assert torch.equal(images(buffer.buffer), images(strategy.storage_policy.buffer))
 
 
 def test_transforms_of_learned_exemplars():
@@ -251,10 +265,10 @@ def test_other_networks(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mem_size": 0}, "mem_size=0: expected a number of at least 1"),
+        ({"mem_size": 0}, "mem_size=0: must be an integer ≥ 1"),
         ({"mem_size": 60, "mem_size_per_class": 2}, "mem_size_per_class=2 and mem_size=60: give"),
-        ({"method": baselines.PODNet()}, r"method=PODNet\(.*expected an .*baselines.LUCIR"),
-        ({"predict_by": "mean"}, "predict_by='mean': expected 'head' or 'nearest_mean'"),
+        ({"method": baselines.PODNet()}, r"method=PODNet\(.*must be an .*baselines.LUCIR"),
+        ({"predict_by": "mean"}, "predict_by='mean': must be 'head' or 'nearest_mean'"),
         ({"model": MTSlimResNet18(2, nf=2)}, "MTSlimResNet18 wants task labels"),
     ],
 )

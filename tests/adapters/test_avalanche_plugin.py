@@ -262,7 +262,7 @@ def test_a_plugin_belongs_to_one_strategy():
 def test_a_plugin_is_found_by_its_strategy():
     with pytest.raises(ConfigurationError, match="before training begins"):
         AANetPlugin().bilevel  # noqa: B018
-    with pytest.raises(ConfigurationError, match=r"add one: plugins=\[AANetPlugin\(\)\]"):
+    with pytest.raises(ConfigurationError, match=r"Pass plugins=\[AANetPlugin\(\)\]"):
         AANetPlugin.of(make(Naive, Network()))
     plugin = AANetPlugin()
     assert AANetPlugin.of(make(Naive, Network(), plugins=[plugin])) is plugin

@@ -1,7 +1,8 @@
-"""LUCIR on Avalanche and on Continuum: the same data, seed and order make the same first loss."""
+"""LUCIR on Avalanche and on Continuum: the same first loss, the same rule for nearest means."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from torch import Tensor
+from torchvision.transforms import Compose, RandomHorizontalFlip
 
 from aanets_plugin import baselines
-from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin
+from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin, incremental
 from aanets_plugin.adapters.continuum.memory import with_samples
-from aanets_plugin.baselines.lifecycle import Lesson
-from aanets_plugin.experiments import AANets, Memory, scenarios
+from aanets_plugin.baselines.lifecycle import MethodLoss
+from aanets_plugin.experiments import AANets, Memory, runner, scenarios
 from aanets_plugin.experiments.runner import Run
+from tests.adapters import avalanche_setup
 from tests.experiments.run_setup import TRAINING, digits, network, unaugmented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
@@ -73,26 +76,27 @@ class OneBatch:
 
 
 @pytest.fixture
-def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What Continuum's runner trains on: images, labels, loss and the weights of the head."""
     found: list[Any] = []
-    forward: Callable[..., Tensor] = Lesson.forward
+    forward: Callable[..., Tensor] = MethodLoss.forward
 
-    def noted(lesson: Any, x: Tensor, y: Tensor) -> Tensor:
-        loss = forward(lesson, x, y)
-        found.append((x, y, float(loss), lesson.net.fc.weight.detach().clone()))
+    def noted(loss_module: Any, x: Tensor, y: Tensor, *output: Any) -> Tensor:
+        loss = forward(loss_module, x, y, *output)
+        if not output:  # the Avalanche strategies pass the output of the network
+            found.append((x, y, float(loss), loss_module.net.fc.weight.detach().clone()))
         return loss
 
-    monkeypatch.setattr(Lesson, "forward", noted)
+    monkeypatch.setattr(MethodLoss, "forward", noted)
     return found
 
 
 @pytest.mark.parametrize("aanets", [False, True], ids=["plain", "aanets"])
-def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
+def test_the_loss_of_the_first_incremental_batch(aanets, batches, tmp_path):
     streams = scenarios(unaugmented(digits()), base_classes=6, phases=2)
     benchmark = benchmark_of(streams)
 
-    runner = Run(
+    run = Run(
         *streams,
         network,
         baselines.LUCIR(),
@@ -103,12 +107,12 @@ def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
         progress=False,
     )
     state = trained_base(benchmark, []).model.state_dict()
-    runner.base = {name: value for name, value in state.items() if name != "columns"}
-    runner._learn(0)
-    runner._remember(0)
-    assert not lessons, "the base is not trained again"
-    runner._learn(1)
-    x, y, loss, head = lessons[0]
+    run.base = {name: value for name, value in state.items() if name != "columns"}
+    run._learn(0)
+    run._remember(0)
+    assert not batches, "the base is not trained again"
+    run._learn(1)
+    x, y, loss, head = batches[0]
     assert 0 < (y < 6).sum() < len(y), "exemplars and new samples"
 
     found = {}
@@ -123,7 +127,7 @@ def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
         strategy.train(benchmark.train_stream[1])
         found[name] = batch.losses[0]
 
-    old = with_samples(runner.phases.train(0), runner.learned.exemplars.get())
+    old = with_samples(run.phases.train(0), run.state.exemplars.get())
     assert pixels(old) == pixels(exemplars)
     # Features are computed in batches of different sizes, in float32.
     assert torch.allclose(batch.head, head, rtol=1e-5, atol=1e-6), "imprinted alike"
@@ -133,3 +137,64 @@ def test_the_loss_of_the_first_incremental_batch(aanets, lessons, tmp_path):
 
 def pixels(data: Any) -> set[bytes]:
     return {image.numpy().tobytes() for image in images_and_labels(data)[0]}
+
+
+# Nearest means
+
+
+def means_of_continuum(folder: Any, flip: list[Any]) -> tuple[Any, Any]:
+    """Run LUCIR with these transforms before the usual ones; returns network and exemplars."""
+    data = digits()
+    data = dataclasses.replace(data, train_transforms=[*flip, *data.test_transforms])
+    streams = scenarios(data, base_classes=6, phases=2)
+    options = {"memory": Memory(per_class=5), "training": TRAINING, "progress": False}
+    run = Run(*streams, network, baselines.LUCIR(), output=folder, **options)
+    run.finish()
+    return run.state.net, with_samples(run.phases.test_so_far(0), run.state.exemplars.get())
+
+
+def means_of_avalanche(folder: Any, flip: list[Any]) -> tuple[Any, Any]:
+    """The same on Avalanche, where transforms are nested in a group of each experience."""
+    benchmark = avalanche_setup.digits(train_transform=Compose([Compose(flip)]))
+    model = avalanche_setup.Network()
+    strategy = LUCIR(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        predict_by="nearest_mean",
+        mem_size_per_class=4,
+        train_mb_size=10,
+        evaluator=None,
+    )
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    strategy.eval(benchmark.test_stream)
+    return strategy.net, strategy.storage_policy.buffer.eval()
+
+
+@pytest.mark.parametrize("flips", [True, False], ids=["flip", "no flip"])
+@pytest.mark.parametrize("means_of", [means_of_continuum, means_of_avalanche])
+def test_nearest_means_use_mirrored_exemplars_if_training_mirrors(
+    means_of, flips, monkeypatch, tmp_path
+):
+    calls: list[tuple[Tensor, ...]] = []
+
+    def noted(*features: Tensor) -> Any:
+        calls.append(features)
+        return baselines.class_means(*features)
+
+    for module in (runner, incremental):
+        monkeypatch.setattr(module, "class_means", noted)
+    net, exemplars = means_of(tmp_path, [RandomHorizontalFlip()] if flips else [])
+
+    images, labels = images_and_labels(exemplars)
+    with torch.no_grad():
+        straight, mirrored = (net.eval().features(x) for x in (images, images.flip(-1)))
+    features, targets, flipped = calls[-1]
+    assert torch.equal(targets, labels)
+    # Batches of another size: rounding only.
+    torch.testing.assert_close(features, straight, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(straight, mirrored, atol=1e-3)
+    if flips:
+        torch.testing.assert_close(flipped, mirrored, rtol=1e-4, atol=1e-5)
+    else:
+        assert flipped is None

@@ -144,7 +144,7 @@ def test_a_network_without_stages_is_refused():
 def test_a_stage_without_a_tensor_is_refused():
     model = HeadOverDictNet()
     model.convnet.stage_2.register_forward_hook(lambda *_: "nothing")
-    with stage_maps(model), pytest.raises(UnsupportedModelError, match="stage 1 gives a str"):
+    with stage_maps(model), pytest.raises(UnsupportedModelError, match="stage 1 returns a str"):
         model(torch.randn(X))
 
 

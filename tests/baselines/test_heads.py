@@ -244,13 +244,13 @@ def test_each_kind_of_head_is_sent_to_its_own_function():
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 4), (10,)], ids=str)
 def test_imprint_of_the_wrong_shape_is_refused(shape):
-    with pytest.raises(ConfigurationError, match=r"imprint has the shape .*expected \(2, 5\)"):
+    with pytest.raises(ConfigurationError, match=r"imprint has the shape .*must be \(2, 5\)"):
         grow_cosine(CosineLinear(5, 4), 2, torch.zeros(shape))
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf, torch.ones(2)], ids=str)
 def test_a_norm_that_is_not_one_positive_number_is_refused(features, norm):
-    with pytest.raises(ConfigurationError, match=r"norm=.*expected one positive number"):
+    with pytest.raises(ConfigurationError, match=r"norm=.*must be one number > 0"):
         imprinted_weights(features, range(6), [0], norm)
 
 

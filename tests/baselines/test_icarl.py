@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aanets_plugin.baselines import distillation, icarl_loss, knowledge_distillation
+from aanets_plugin.baselines import icarl, icarl_loss, knowledge_distillation
 from aanets_plugin.errors import ConfigurationError
 
 OLD, NEW = 3, 2
@@ -137,6 +137,6 @@ def test_a_teacher_that_does_not_fit_the_student_is_refused(batch, shape):
 
 
 def test_the_examples_in_the_docstrings_run():
-    result = doctest.testmod(distillation)
+    result = doctest.testmod(icarl)
     assert result.attempted > 0
     assert result.failed == 0

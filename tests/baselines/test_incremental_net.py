@@ -79,5 +79,5 @@ def test_looking_at_the_features_leaves_the_network_as_it_was():
 def test_what_is_no_backbone_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"the model is a Linear and nothing else"):
         without_head(nn.Linear(4, 2))
-    with pytest.raises(UnsupportedModelError, match=r"LSTM gives a tuple"):
+    with pytest.raises(UnsupportedModelError, match=r"LSTM returns a tuple"):
         feature_count(nn.LSTM(8, 4), (8, 8))

@@ -281,6 +281,24 @@ def test_fine_tuning_is_the_plain_loop():
     assert not torch.allclose(model.fc.weight, before, rtol=0, atol=1e-3)
 
 
+def test_an_error_in_fine_tuning_leaves_flags_and_gradients():
+    model, images, x = problem()
+    model.bn.requires_grad_(False)
+    F.cross_entropy(model(x), LABELS).backward()
+    before = snapshot(model)
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+
+    def fails(outputs, labels):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        finetune_on_exemplars(model, images, LABELS, head="fc", loss_fn=fails)
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert [module.training for module in model.modules()] == before["modes"]
+    pairs = zip(snapshot(model)["gradients"], before["gradients"], strict=True)
+    assert all(a is b is None or torch.equal(a, b) for a, b in pairs)
+
+
 def test_what_cannot_be_is_refused():
     model, images, x = problem()
     batch = (x, LABELS)

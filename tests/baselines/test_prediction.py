@@ -9,8 +9,11 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torchvision import transforms as T
+from torchvision.transforms import v2
 
 from aanets_plugin.baselines import class_means, nearest_mean
+from aanets_plugin.baselines.prediction import flips_horizontally
 from aanets_plugin.errors import ConfigurationError
 
 TARGETS = [9, 4, 9, 4, 4, 2, 9]
@@ -124,7 +127,7 @@ def test_a_feature_of_zeros_is_no_reason_for_nan(features):
 
 
 def test_means_of_nothing_are_refused():
-    with pytest.raises(ConfigurationError, match=r"shape \(0, 3\): expected at least one sample"):
+    with pytest.raises(ConfigurationError, match=r"shape \(0, 3\): must have at least one sample"):
         class_means(torch.empty(0, 3), [])
 
 
@@ -155,6 +158,30 @@ def test_means_of_another_network_or_without_labels_are_refused(features):
         nearest_mean(features, classes[:2], means)
     with pytest.raises(ConfigurationError, match=r"classes has the shape \(0,\) for 0 means"):
         nearest_mean(features, classes[:0], means[:0])
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        T.RandomHorizontalFlip(),
+        [T.ToTensor(), T.RandomHorizontalFlip()],
+        T.Compose([T.ToTensor(), T.RandomApply([T.RandomHorizontalFlip(1.0)])]),
+        v2.Compose([v2.RandomCrop(4), v2.RandomHorizontalFlip()]),
+        torch.nn.Sequential(v2.RandomHorizontalFlip()),
+    ],
+    ids=["alone", "list", "nested", "v2", "Sequential"],
+)
+def test_a_horizontal_flip_is_found(transforms):
+    assert flips_horizontally(transforms)
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [None, T.Compose([T.RandomCrop(4), T.RandomVerticalFlip()]), T.RandomHorizontalFlip(p=0)],
+    ids=["none", "others", "never"],
+)
+def test_other_transforms_are_no_horizontal_flip(transforms):
+    assert not flips_horizontally(transforms)
 
 
 def test_the_examples_in_the_docstrings_run():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aanets_plugin.baselines import LocalSimilarityClassifier, kmeans_proxies, nca_loss
-from aanets_plugin.baselines.proxies import kmeans_seeds, lloyd
+from aanets_plugin.baselines.kmeans import kmeans_seeds, lloyd
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused():
         LocalSimilarityClassifier(4, 3, proxies=0)
     with pytest.raises(ConfigurationError, match="count=0"):
         head.add_classes(0)
-    with pytest.raises(ConfigurationError, match=r"\(1, 3, 4\); expected \(1, 2, 4\)"):
+    with pytest.raises(ConfigurationError, match=r"\(1, 3, 4\): must be \(1, 2, 4\)"):
         head.add_classes(1, torch.randn(1, 3, 4))
     features, targets = torch.randn(6, 4), torch.tensor([7, 7, 7, 8, 8, 8])
     with pytest.raises(ConfigurationError, match=r"class 9 has no features.*\[7, 9\]"):
