@@ -10,8 +10,8 @@ from aanets_plugin.adapters.continuum.memory import restore, state_of
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.bilevel import BilevelStrategy
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
-from aanets_plugin.experiments.settings import AANets
 
 
 class Learned:
@@ -21,7 +21,7 @@ class Learned:
         self,
         net: IncrementalNet,
         method: Method,
-        aanets: AANets | None,
+        aanets: AANetConfig | None,
         exemplars: RehearsalMemory,
     ) -> None:
         self.net = net
@@ -35,10 +35,10 @@ class Learned:
         """The first phase is over: with AANets, its network becomes the stable branch."""
         if self.aanets is None:
             return
-        convert_to_aanet(self.net.backbone, blocks=self.aanets.blocks, stem=self.aanets.stem)
-        self.bilevel = BilevelStrategy(self.net, lr=self.aanets.alpha_lr)
-        self.bilevel.begin_phase()
-        self.bilevel.end_phase()
+        convert_to_aanet(self.net.backbone, **self.aanets.conversion)
+        self.bilevel = BilevelStrategy.from_config(
+            self.net, self.aanets, base_phase=False, first_phase=1
+        )
 
     def weights(self) -> dict[str, Any]:
         """The network and the state of α."""

@@ -1,8 +1,8 @@
-"""One run: a method on a Continuum scenario, with AANets or without, through all phases.
+"""run: a method on a Continuum scenario, with AANets or without, through all phases.
 
-A phase is: grow the head, learn (α after each epoch), remember, fine-tune, measure, save. Random
-numbers follow from the seed, the phase and the epoch, so what is saved after an epoch is all there
-is, and a run that was killed ends as one that was not.
+The steps of a phase: grow the head, train (with an α update after each epoch), choose exemplars,
+fine-tune, measure, save. Random numbers depend on the seed, the phase and the epoch alone, so a
+checkpoint need not store their state, and a resumed run is bit-identical.
 """
 
 from __future__ import annotations
@@ -31,49 +31,72 @@ from aanets_plugin.baselines.lifecycle import Backbone, HeadLesson, Lesson, buil
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.metrics import PhaseMetrics, phase_metrics
 from aanets_plugin.baselines.prediction import class_means, nearest_mean
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
-from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
 from aanets_plugin.experiments.run_config import base_config, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.run_state import Learned
-from aanets_plugin.experiments.settings import AANets, Memory, Training
+from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import Curves, Loop, default_accelerator
 from aanets_plugin.levels import levels
+from aanets_plugin.stages import find_stages
 
 
-def run(train: Any, test: Any, backbone: Backbone, method: Method, **options: Any) -> Result:
-    """Run all phases and return what was measured; see :class:`Run` for the options.
+def run(
+    train: Any,
+    test: Any,
+    backbone: Backbone,
+    method: Method,
+    *,
+    output: str | Path,
+    aanets: AANetConfig | None = None,
+    memory: Memory | None = None,
+    training: Training | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    base: str | Path | None = None,
+    accelerator: Accelerator | None = None,
+    tensorboard: bool = False,
+    progress: bool = True,
+    command: str = "",
+) -> Result:
+    """Run a method through all phases of a scenario and return the measurements.
 
-    Example:
-        >>> train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
-        >>> result = run(train, test, resnet20, LUCIR(), aanets=AANets(), output="runs/lucir")
-        >>> result.head[-1]["average"]
+    Args:
+        train, test: Continuum's `ClassIncremental` scenarios with the same class order.
+        backbone: a network, with or without a classifier, or a function that returns one.
+        method: a method of `aanets_plugin.baselines`.
+        output: the folder of the run; `RunFolder` lists its files.
+        aanets: the options of AANets, as `AANets(…)` or an `AANetConfig`. None: plain network.
+        memory: the number of exemplars. Default: `Memory()`, 20 per class.
+        training: epochs, learning rate and so on. Default: `Training()`, the paper's values.
+        seed: the seed of all random numbers.
+        resume: continue the run in `output` from its last epoch; start one if there is none. A
+            resumed run is bit-identical to one that was never stopped.
+        base: the folder of a run whose first phase is used instead of training one. It must have
+            the same seed, data, backbone, head and training.
+        accelerator: an `accelerate.Accelerator`, for devices, precision and processes.
+        tensorboard: write curves to `output`/tensorboard as well.
+        progress: show progress bars.
+        command: the command line, to be shown in the summary.
+
+    Example::
+
+        train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
+        result = run(train, test, resnet20, LUCIR(), aanets=AANets(), output="runs/lucir")
+        print(result.head[-1]["average"])
     """
-    return Run(train, test, backbone, method, **options).finish()
+    return Run(**locals()).finish()
 
 
 class Run:
-    """A run that can be stopped and resumed.
+    """One run as an object; `run` explains the arguments.
 
-    Args:
-        train, test: Continuum's ClassIncremental scenarios, with the same class order.
-        backbone: a network, with or without a classifier, or a function that makes one.
-        method: one of `aanets_plugin.baselines.methods`.
-        output: the run's folder.
-        aanets: settings of the architecture; None for the plain network.
-        memory: exemplars per class or in total; 20 per class by default.
-        training: the lower level's settings.
-        seed: of everything that is random.
-        resume: go on where the run in `output` was stopped; starts one if there is none.
-        base: the folder of a run whose first phase is taken over instead of trained. Its seed,
-            data, backbone, head and training must be the same.
-        accelerator: Accelerate's, for devices and precision; see `default_accelerator`.
-        tensorboard: also write curves to `output`/tensorboard.
-        progress: show progress bars.
-        command: the command line, for the summary.
+    The constructor checks everything, and loads the last checkpoint to resume. `finish` trains.
     """
 
     def __init__(
@@ -84,7 +107,7 @@ class Run:
         method: Method,
         *,
         output: str | Path,
-        aanets: AANets | None = None,
+        aanets: AANetConfig | None = None,
         memory: Memory | None = None,
         training: Training | None = None,
         seed: int = 0,
@@ -105,9 +128,10 @@ class Run:
 
         seed_everything(seed)
         net = build(backbone, method, self.phases.increments[0], self.phases.input_shape)
-        memory = memory or Memory(per_class=20)
+        memory = memory or Memory()
+        converted = None if aanets is None else converted_copy(net.backbone, aanets)
         if not method.keeps_all_data:
-            memory = exemplars_left(memory, aanets, net.backbone, self.phases)
+            memory = exemplars_left(memory, aanets, converted, self.phases)
         exemplars = rehearsal_memory(
             self.phases.classes, per_class=memory.per_class, total=memory.total
         )
@@ -133,7 +157,7 @@ class Run:
         net.to(self.accelerator.device)
 
     def finish(self) -> Result:
-        """Run the phases that are left, write the report, and return what was measured."""
+        """Run the remaining phases, write the report, and return the measurements."""
         done = len(self.learned.rows)
         left = range(done, len(self.phases))
         for phase in (bar := self.loop.bar(left, self.arm, "phase", done=done, leave=True)):
@@ -159,18 +183,18 @@ class Run:
 
     @property
     def arm(self) -> str:
-        """What kind of run this is, as reports call it."""
+        """The kind of run, as it is called in reports."""
         if self.method.keeps_all_data:
             return "upper bound"
         if self.aanets is None:
             return "plain"
-        return f"AANets, {'learned' if self.aanets.alpha_lr else 'fixed'} α"
+        return f"AANets, {'learned' if self.aanets.lr else 'fixed'} α"
 
     @property
     def result(self) -> Result:
         rows = self.learned.rows
-        found = {rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]}
-        return Result(self.arm, self.seed, [row["classes"] for row in rows], **found)
+        by_rule = {rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]}
+        return Result(self.arm, self.seed, [row["classes"] for row in rows], **by_rule)
 
     # -- the steps of a phase --------------------------------------------------------------------
 
@@ -222,7 +246,7 @@ class Run:
         if bilevel is None or self.aanets is None:
             return
         seed_everything(self.seed, phase, epoch, 2, self.accelerator.process_index)
-        per_class = self.aanets.balanced_per_class
+        per_class = self.aanets.per_class
 
         def balanced() -> Any:
             loader = balanced_loader(
@@ -239,7 +263,7 @@ class Run:
             bilevel.after_epoch(balanced)
         for level in levels(self.learned.net):
             assert level.alpha is not None
-            self.curves.add(f"alpha/{level.name}", float(level.alpha[0]), phase, epoch)
+            self.curves.add(f"alpha/{level.name}", level.alpha[0].item(), phase, epoch)
 
     def _end_base(self) -> None:
         """Keep the network after the first phase, for other runs and for the stable branch."""
@@ -346,29 +370,39 @@ class Run:
         return int(state["epoch"]) + 1
 
 
+def converted_copy(backbone: nn.Module, aanets: AANetConfig) -> nn.Module:
+    """A converted copy of the backbone, which checks the conversion before anything is trained."""
+    if aanets.stages is None and not find_stages(backbone):
+        names = ", ".join(name for name, _ in backbone.named_children())
+        raise UnsupportedModelError(
+            f"{type(backbone).__name__} has no residual stage that is found automatically; its "
+            f"modules are {names}. Name the stages in forward order: AANets(stages=[…]), on the "
+            f"command line --stages."
+        )
+    return convert_to_aanet(copy.deepcopy(backbone), **aanets.conversion)
+
+
 def exemplars_left(
-    memory: Memory, aanets: AANets | None, backbone: nn.Module, phases: Phases
+    memory: Memory, aanets: AANetConfig | None, converted: nn.Module | None, phases: Phases
 ) -> Memory:
-    """The memory in exemplars, less what AANets take of it; an error if samples do not suffice."""
-    if aanets is not None:
-        trial = copy.deepcopy(backbone)
-        convert_to_aanet(trial, blocks=aanets.blocks, stem=aanets.stem)
-        memory = memory.left_beside(trial, phases.classes, phases.input_shape)
-    if memory.of_each(phases.classes) < 1:
+    """The memory that is left beside the converted backbone, checked against the data."""
+    if converted is not None:
+        memory = memory.reduced_for(converted, phases.classes, phases.input_shape)
+    if memory.exemplars_per_class(phases.classes) < 1:
         raise ConfigurationError(
-            f"a memory of {memory.total} exemplars has none for each of {phases.classes} classes; "
-            f"give at least {phases.classes}."
+            f"total={memory.total}: must be ≥ {phases.classes}, one exemplar for each of the "
+            f"{phases.classes} classes."
         )
     fewest = min(phases.smallest)
     if memory.per_class is not None and fewest < memory.per_class:
         raise ConfigurationError(
-            f"{memory.per_class} exemplars of each class are asked for, and a class has {fewest} "
-            f"training samples. Ask for at most {fewest}."
+            f"per_class={memory.per_class} exemplars: must be ≤ {fewest}, since a class has only "
+            f"{fewest} training samples."
         )
-    most = min(fewest, memory.of_each(phases.classes))
-    if aanets is not None and (aanets.balanced_per_class or 0) > most:
+    most = min(fewest, memory.exemplars_per_class(phases.classes))
+    if aanets is not None and (aanets.per_class or 0) > most:
         raise ConfigurationError(
-            f"balanced_per_class={aanets.balanced_per_class}: in the end there are {most} samples "
-            f"of a class to balance. Ask for at most {most}, or None."
+            f"per_class={aanets.per_class} samples to balance α on: must be ≤ {most}, since a "
+            f"class has only {most} at the end of the run."
         )
     return memory
