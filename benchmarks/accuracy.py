@@ -25,19 +25,21 @@ from allocator import keep_memory
 from tqdm import tqdm
 
 from aanets_plugin.baselines import METHODS, CifarResNet
-from aanets_plugin.experiments.datasets import load_data, scenarios
-from aanets_plugin.experiments.results import (
-    RULES,
+from aanets_plugin.config import AANetConfig
+from aanets_plugin.experiments import (
+    AANets,
+    Memory,
     Result,
-    interval,
+    Training,
+    load_data,
     paired_table,
     plot_accuracy,
     results_table,
-    signed,
+    scenarios,
 )
+from aanets_plugin.experiments.results import RULES, interval, signed
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.runner import Run
-from aanets_plugin.experiments.settings import AANets, Memory, Training
 from aanets_plugin.experiments.trainer import default_accelerator
 
 ARMS = {"plain": None, "learned": AANets(), "fixed": AANets(alpha_lr=0.0)}
@@ -78,7 +80,7 @@ class Setting:
         return CifarResNet(self.depth, 100).to(memory_format=torch.channels_last)
 
 
-def prepare(setting: Setting, method: str, name: str, aanets: AANets | None, seed: int) -> Run:
+def prepare(setting: Setting, method: str, name: str, aanets: AANetConfig | None, seed: int) -> Run:
     """The run in the folder `name`, as far as it got; waits for the first phase it starts from."""
     torch.set_num_threads(1)
     data = load_data("cifar100", setting.data, per_class=setting.images)

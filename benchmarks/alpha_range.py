@@ -29,10 +29,11 @@ from tqdm import tqdm
 
 from aanets_plugin import AlphaRecord, balanced_indices, levels
 from aanets_plugin.adapters.continuum.memory import with_samples
+from aanets_plugin.config import DEFAULTS
 from aanets_plugin.experiments.runner import Run
 from aanets_plugin.experiments.settings import AANets
 
-DEFAULT = AANets().alpha_lr
+DEFAULT = DEFAULTS.lr
 STEPS = (0.1, 0.01, DEFAULT, 0.0)
 GRID = tuple(i / 5 for i in range(6))
 

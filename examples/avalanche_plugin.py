@@ -1,12 +1,13 @@
-"""Any of Avalanche's strategies, plain and with AANetPlugin, from the same seed.
+"""Run a strategy of Avalanche without and with AANetPlugin, from the same seed.
 
 python examples/avalanche_plugin.py
 python examples/avalanche_plugin.py --strategy lucir --seeds 0 1 2
 python examples/avalanche_plugin.py --strategy icarl --dataset cifar100 --data data --memory 2000 \\
     --experiences 6 --epochs 70 --lr 0.1 --device cuda
 
-At least half of the classes come in the first experience, the rest in equal parts. By default on
-scikit-learn's 8x8 digits. Prints a table, and writes accuracy.png and alpha.png.
+The first experience has at least half of the classes, the others have equal parts of the rest. The
+default dataset is scikit-learn's 8x8 digits. The script prints the accuracy after each experience
+and writes accuracy.png and alpha.png.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import dataclasses
 import itertools
 import logging
-import statistics
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -33,18 +33,18 @@ from torch.utils.data import TensorDataset
 from torchvision import datasets, transforms
 from tqdm import tqdm
 
-from aanets_plugin import AANetError, plot_alpha
+from aanets_plugin import AANetConfig, AANetError, plot_alpha
 from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin, Mnemonics, PODNet, repair_bic
 from aanets_plugin.baselines import phase_metrics, resnet20, resnet32
 from aanets_plugin.baselines.network import without_head
-from aanets_plugin.experiments.results import Result, plot_accuracy
+from aanets_plugin.experiments import Result, accuracy_table, plot_accuracy
 
 ARMS = ("plain", "AANets, learned α")
-NEAREST_MEAN = ("icarl", "scr")  # the others predict by their head
+NEAREST_MEAN = ("icarl", "scr")  # the others predict with their head
 OWN_HEAD = ("lucir", "podnet", "mnemonics")
 
-# What a strategy takes beyond a network, an optimizer and the options of all: by the number of
-# exemplars in total and for each experience.
+# The class and the own options of each strategy. The arguments are the number of exemplars in total
+# and per experience.
 STRATEGIES: dict[str, Callable[[int, int], tuple[Any, dict[str, Any]]]] = {
     "naive": lambda m, _: (avalanche.Naive, {}),
     "replay": lambda m, _: (avalanche.Replay, {"mem_size": m}),
@@ -72,7 +72,7 @@ STRATEGIES: dict[str, Callable[[int, int], tuple[Any, dict[str, Any]]]] = {
 
 
 def make_benchmark(args: argparse.Namespace, seed: int) -> Any:
-    """New classes in every experience, numbered in the order in which they come."""
+    """A benchmark with new classes in every experience, numbered in the order of arrival."""
     options: dict[str, Any] = {"seed": seed, "class_ids_from_zero_from_first_exp": True}
     if args.dataset == "cifar100":
         half = {"first_exp_with_half_classes": True, "dataset_root": args.data}
@@ -94,7 +94,7 @@ def make_benchmark(args: argparse.Namespace, seed: int) -> Any:
 
 
 def digits(seed: int) -> list[TensorDataset]:
-    """Half for training, half for testing."""
+    """scikit-learn's digits: half for training, half for testing."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
     y = torch.tensor(labels)
@@ -103,7 +103,7 @@ def digits(seed: int) -> list[TensorDataset]:
 
 
 def make_strategy(args: argparse.Namespace, classes: int, plugins: list[Any]) -> Any:
-    """The strategy with the parts of a network that it asks for."""
+    """The strategy, with the network in the form that it needs."""
     small = args.dataset == "digits"
     backbone, head = without_head(resnet20(in_channels=1) if small else resnet32()), nn.Identity()
     if args.strategy == "scr":
@@ -124,7 +124,7 @@ def make_strategy(args: argparse.Namespace, classes: int, plugins: list[Any]) ->
     else:
         options |= {"model": model, "criterion": nn.CrossEntropyLoss()}
     batch = 32 if small else 128
-    if args.strategy == "er_aml":  # it waits for ever for a batch of one class from its memory
+    if args.strategy == "er_aml":  # its memory must hold a whole batch of each class
         options["feature_extractor"], batch = backbone, max(1, args.memory // classes)
     return kind(
         train_mb_size=batch,
@@ -137,8 +137,8 @@ def make_strategy(args: argparse.Namespace, classes: int, plugins: list[Any]) ->
     )
 
 
-class Watch:
-    """Moves the progress bar by epochs and collects predictions and labels."""
+class Recorder:
+    """A plugin that updates the progress bar and collects predictions and labels."""
 
     def __init__(self, progress: tqdm) -> None:
         self.progress = progress
@@ -147,26 +147,26 @@ class Watch:
         self.progress.update()
 
     def before_eval(self, strategy: Any, **kwargs: Any) -> None:
-        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def after_eval_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        self.found.append((strategy.mb_output.argmax(1).cpu(), strategy.mb_y.cpu()))
+        self.batches.append((strategy.mb_output.argmax(1).cpu(), strategy.mb_y.cpu()))
 
 
 def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[Result, list[Any]]:
-    """One arm over all experiences: accuracies after each, and α's history."""
+    """Run one arm over all experiences. Returns the accuracies and the history of α."""
     RNGManager.set_random_seeds(seed)
-    benchmark, watch = make_benchmark(args, seed), Watch(progress)
-    joint = args.strategy == "joint"  # one phase: both branches begin untrained
+    benchmark, recorder = make_benchmark(args, seed), Recorder(progress)
+    joint = args.strategy == "joint"  # a single experience: both branches start untrained
     aanets = AANetPlugin(blocks=args.blocks, stem=args.stem, lr=args.alpha_lr, base_phase=not joint)
-    plugins = [watch] if arm == "plain" else [aanets, watch]
+    plugins = [recorder] if arm == "plain" else [aanets, recorder]
     strategy = make_strategy(args, benchmark.n_classes, plugins)
     increments = [benchmark.n_classes] if joint else benchmark.n_classes_per_exp
     rows: list[Any] = []
     for number in range(1, len(increments) + 1):
         strategy.train(benchmark.train_stream if joint else benchmark.train_stream[number - 1])
         strategy.eval(benchmark.test_stream if joint else benchmark.test_stream[:number])
-        predictions, labels = map(torch.cat, zip(*watch.found, strict=True))
+        predictions, labels = map(torch.cat, zip(*recorder.batches, strict=True))
         rows.append(phase_metrics(predictions, labels, increments[:number], rows))
         progress.set_postfix(arm=arm, seed=seed, accuracy=f"{rows[-1].all:.1f}")
     metrics = [dataclasses.asdict(row) for row in rows]
@@ -175,56 +175,63 @@ def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[
     return result, [] if arm == "plain" else aanets.bilevel.history
 
 
-def print_table(results: list[Result], strategy: str) -> None:
-    print(f"\n{strategy}: accuracy (%) on all classes seen so far, mean over seeds")
-    seen = "".join(f"{count:>8}" for count in results[0].classes)
-    print(f"{'classes seen':18}{seen}{'average':>10}{'forgetting':>12}")
-    for arm in ARMS:
-        runs = [result.head for result in results if result.arm == arm]
-        means = [statistics.mean(row["all"] for row in rows) for rows in zip(*runs, strict=True)]
-        average = statistics.mean(rows[-1]["average"] for rows in runs)
-        lost = [r[-1]["forgetting"] for r in runs if r[-1]["forgetting"] is not None]
-        forgetting = f"{statistics.mean(lost):12.1f}" if lost else f"{'–':>12}"
-        cells = "".join(f"{mean:8.1f}" for mean in means)
-        print(f"{arm:18}{cells}{average:10.1f}{forgetting}")
-
-
 def free_name(path: Path) -> Path:
-    """`path`, or with the next free number at its end."""
+    """`path`, or `path`-2, `path`-3 and so on, if it exists."""
     names = (Path(f"{path}-{n}" if n > 1 else path) for n in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=f"{__doc__}\nDefaults are in brackets.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    names = ", ".join(STRATEGIES)
+    names = f"{', '.join(STRATEGIES)} [%(default)s]"
+    defaults = AANetConfig()
     add("--strategy", choices=STRATEGIES, default="replay", metavar="NAME", help=names)
-    add("--dataset", choices=["digits", "cifar100", "folder"], default="digits")
-    add("--data", type=Path, help="folder of CIFAR-100, or with train/CLASS/ and val/CLASS/")
-    add("--size", type=int, default=32, help="of the images of a folder (32)")
-    add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one run of each arm for each")
-    add("--epochs", type=int, default=10, help="per experience (10)")
-    add("--experiences", type=int, default=3, help="at least 2 (3)")
-    add("--memory", type=int, default=50, help="exemplars in total (50)")
-    blocks = "all, scaling or frozen for each branch (all scaling)"
-    add("--blocks", nargs="+", default=["all", "scaling"], metavar="BLOCK", help=blocks)
-    add("--stem", choices=["stable", "plastic", "paired"], default="stable")
-    add("--lr", type=float, default=0.05, help="of the strategy (0.05)")
-    add("--alpha-lr", type=float, default=0.03, help="of α; 0 fixes it (0.03)")
-    add("--device", default="cpu")
-    add("--output", type=Path, help="default: runs/avalanche-NAME; a free name is taken")
+    add(
+        "--dataset",
+        choices=["digits", "cifar100", "folder"],
+        default="digits",
+        help="dataset [%(default)s]",
+    )
+    add("--data", type=Path, help="folder of CIFAR-100, or one with train/CLASS/ and val/CLASS/")
+    add("--size", type=int, default=32, help="image size of a folder dataset [%(default)s]")
+    add(
+        "--seeds",
+        "--seed",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="one run of each arm per seed [0]",
+    )
+    add("--epochs", type=int, default=10, help="epochs of each experience [%(default)s]")
+    add(
+        "--experiences", type=int, default=3, help="number of experiences, at least 2 [%(default)s]"
+    )
+    add("--memory", type=int, default=50, help="number of exemplars in total [%(default)s]")
+    blocks = f"all, scaling or frozen for each branch [{' '.join(defaults.blocks)}]"
+    add("--blocks", nargs="+", default=defaults.blocks, metavar="BLOCK", help=blocks)
+    add("--stem", default=defaults.stem, help="stable, plastic or paired [%(default)s]")
+    add("--lr", type=float, default=0.05, help="learning rate of the strategy [%(default)s]")
+    add(
+        "--alpha-lr",
+        type=float,
+        default=defaults.lr,
+        help="step size of α; 0 keeps α fixed [%(default)s]",
+    )
+    add("--device", default="cpu", help="cpu, cuda, cuda:1, … [%(default)s]")
+    add("--output", type=Path, help="folder for the plots [runs/avalanche-NAME]")
     args = parser.parse_args()
-    if args.epochs < 1 or args.memory < args.experiences or args.experiences < 2:
-        parser.error("--epochs 1, --experiences 2 and --memory of as many is the least")
+    if args.epochs < 1 or args.experiences < 2 or args.memory < args.experiences:
+        parser.error("must be: --epochs ≥ 1, --experiences ≥ 2, --memory ≥ --experiences.")
     if args.dataset == "folder" and not args.data:
-        parser.error("--dataset folder needs --data DIR")
+        parser.error("--dataset folder: needs --data FOLDER.")
 
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("aanets_plugin").setLevel("INFO")  # where the balanced data come from
-    logging.captureWarnings(True)  # Avalanche warns of its own calls
+    logging.getLogger("aanets_plugin").setLevel("INFO")  # logs where the balanced data come from
+    logging.captureWarnings(True)  # Avalanche warns about its own calls
     logging.getLogger("py.warnings").addFilter(lambda r: "avalanche" not in r.getMessage())
     output = free_name(args.output or Path("runs") / f"avalanche-{args.strategy}")
     epochs = args.epochs * (1 if args.strategy == "joint" else args.experiences) * len(ARMS)
@@ -236,12 +243,12 @@ def main() -> None:
             except AANetError as error:
                 sys.exit(f"error: {error}")
             results.append(result)
-    print_table(results, args.strategy)
+    rule = "nearest_mean" if args.strategy in NEAREST_MEAN else "head"
+    print(f"\n{args.strategy}\n\n{accuracy_table(results, rule=rule)}")
     output.mkdir(parents=True)
-    rule = "nearest_mean" if result.nearest_mean else "head"
     plot_accuracy(results, output / "accuracy.png", rule=rule, title=args.strategy)
     plot_alpha(history, output / "alpha.png")
-    print(f"\n{output / 'accuracy.png'}\n{output / 'alpha.png'}, of the last seed")
+    print(f"{output / 'accuracy.png'}\n{output / 'alpha.png'} (of the last seed)")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,25 @@ BASELINES = ["icarl.py", "lucir.py", "mnemonics.py", "podnet.py"]
 OTHERS = sorted({path.name for path in ROOT.glob("examples/*.py")} - set(BASELINES))
 
 
-def run(script: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+WITHOUT = """
+import runpy, sys
+
+sys.argv = sys.argv[1:]
+for name in {missing}:
+    sys.modules[name] = None
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(
+    script: str, *options: str, cwd: Path, missing: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run an example as a script, as if the packages `missing` were not installed."""
     package = str(Path(aanets_plugin.__file__).parents[1])
     path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
+    start = ["-c", WITHOUT.format(missing=list(missing))] if missing else []
     return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / script), *options],
+        [sys.executable, *start, str(ROOT / "examples" / script), *options],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

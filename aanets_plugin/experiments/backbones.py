@@ -14,7 +14,7 @@ from torchvision.models.resnet import BasicBlock
 from aanets_plugin.baselines.resnet import CifarResNet, resnet20, resnet32
 from aanets_plugin.errors import ConfigurationError
 
-Make = Callable[[], nn.Module]
+Factory = Callable[[], nn.Module]
 
 
 class OpenBlock(BasicBlock):  # type: ignore[misc]  # torchvision is not annotated
@@ -27,8 +27,8 @@ class OpenBlock(BasicBlock):  # type: ignore[misc]  # torchvision is not annotat
 
 
 def resnet18_open() -> nn.Module:
-    """The paper's network for ImageNet: torchvision's ResNet-18, whose last block ends without a
-    ReLU, so that a cosine classifier sees features of both signs."""
+    """The paper's network for ImageNet: torchvision's ResNet-18 without the last ReLU, so that
+    features for a cosine classifier can be negative."""
     model: Any = models.resnet18()
     last = OpenBlock(512, 512)
     for convolution in (last.conv1, last.conv2):
@@ -37,8 +37,8 @@ def resnet18_open() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-# The head is replaced in any case: the number of classes does not matter.
-OURS: dict[str, Make] = {
+# A run replaces the head, so the number of classes does not matter here.
+OUR_BACKBONES: dict[str, Factory] = {
     "resnet8": partial(CifarResNet, 1, 100),
     "resnet20": resnet20,
     "resnet32": resnet32,
@@ -46,29 +46,32 @@ OURS: dict[str, Make] = {
 }
 
 
-def backbone(name: str, *, pretrained: bool = False) -> Make:
-    """A function that makes the network `name`, with `pretrained` from its published weights.
+def backbone_factory(name: str, *, pretrained: bool = False) -> Factory:
+    """A function that creates the network `name`.
 
-    A bare name is looked up among ours, then in torchvision, then in timm; `torchvision:NAME` and
-    `timm:NAME` say which is meant.
+    Args:
+        name: one of `OUR_BACKBONES`, or the name of a torchvision or timm model. They are searched
+            in this order; `torchvision:NAME` and `timm:NAME` choose a library.
+        pretrained: load the published weights.
 
-    >>> backbone("resnet32")().layer3[-1].last
-    True
+    Example:
+        >>> type(backbone_factory("resnet32")()).__name__
+        'CifarResNet'
     """
     source, _, bare = name.rpartition(":")
     if source not in ("", "torchvision", "timm"):
         raise ConfigurationError(
-            f"backbone={name!r}: there is no source {source!r}; expected torchvision:{bare}, "
-            f"timm:{bare}, or {bare} alone"
+            f"backbone={name!r}: there is no source {source!r}. Pass torchvision:{bare}, "
+            f"timm:{bare} or {bare}."
         )
-    if not source and bare in OURS:
+    if not source and bare in OUR_BACKBONES:
         if pretrained:
             raise ConfigurationError(
-                f"backbone={name!r} is one of ours ({', '.join(OURS)}), which have no pretrained "
-                f"weights; leave pretrained out, or name a network of torchvision or timm"
+                f"backbone={name!r}: has no pretrained weights. Leave out pretrained, or use a "
+                f"model of torchvision or timm."
             )
-        return OURS[bare]
-    known = [] if source else list(OURS)
+        return OUR_BACKBONES[bare]
+    known = [] if source else list(OUR_BACKBONES)
     if source != "timm":
         of_torchvision = models.list_models(module=models)
         if bare in of_torchvision:
@@ -80,42 +83,42 @@ def backbone(name: str, *, pretrained: bool = False) -> Make:
             return partial(_timm, bare, pretrained)
         known += names
     close = difflib.get_close_matches(bare, dict.fromkeys(known), n=5)
-    where = source or "ours, torchvision's and timm's"
+    where = source or "this package, torchvision and timm"
     raise ConfigurationError(
-        f"there is no backbone {bare!r} among {where}; "
-        + (f"did you mean {', '.join(close)}?" if close else "resnet32 or resnet18, for example")
+        f"backbone={name!r}: there is no such network in {where}. "
+        + (f"Did you mean {', '.join(close)}?" if close else "Try resnet32 or resnet18.")
     )
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
-    return _made(partial(models.get_model, name, weights="DEFAULT" if pretrained else None), name)
+    return _create(partial(models.get_model, name, weights="DEFAULT" if pretrained else None), name)
 
 
 def _timm(name: str, pretrained: bool) -> nn.Module:
     import timm
 
-    return _made(partial(timm.create_model, name, pretrained=pretrained, num_classes=0), name)
+    return _create(partial(timm.create_model, name, pretrained=pretrained, num_classes=0), name)
 
 
-def _made(make: Make, name: str) -> nn.Module:
+def _create(make: Factory, name: str) -> nn.Module:
     try:
         return make()
-    except Exception as error:  # a hub, a connection, a file: each has its own
+    except Exception as error:  # a hub, a connection and a file raise different types
         raise ConfigurationError(
-            f"the backbone {name!r} could not be made ({type(error).__name__}: {error}); if it is "
-            f"about pretrained weights, check the connection, or leave them out"
+            f"backbone={name!r}: could not be created ({type(error).__name__}: {error}). If the "
+            f"weights could not be downloaded, check the connection or leave out pretrained."
         ) from error
 
 
 def _timm_names(*, required: bool) -> list[str]:
-    """With the names of pretrained weights (`resnet18.a1_in1k`) after those of architectures."""
+    """The names of architectures, then those of pretrained weights (`resnet18.a1_in1k`)."""
     try:
         import timm
     except ImportError as error:
         if required:
             raise ConfigurationError(
-                f"timm is not installed ({error}); pip install timm, or name a network of "
-                f"torchvision"
+                f"timm is not installed ({error}). Run pip install timm, or use a model of "
+                f"torchvision."
             ) from error
         return []
     return [*timm.list_models(), *timm.list_pretrained()]

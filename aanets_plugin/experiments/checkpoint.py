@@ -1,8 +1,10 @@
-"""State on disk: written under a temporary name and renamed, read without running any code."""
+"""Checkpoint files: written atomically, loaded without executing code from them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +16,47 @@ FORMAT = "aanets_plugin run, version 1"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state`; a crash at any moment leaves the old file or the new one, whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(temporary, "wb") as file:
+    """Write `state`. A crash leaves either the old file or the new one, never a part."""
+    with _replacing(path) as temporary, open(temporary, "wb") as file:
         torch.save({"format": FORMAT, **state}, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in the same way."""
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """Read what `save` wrote, with `weights_only=True`; None where there is no file."""
+    """Read a file of `save` with `weights_only=True`; None if there is no file."""
     if not path.exists():
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that is not whole
+    except Exception as error:  # torch raises many types for a damaged file
         why = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise ConfigurationError(
             f"{path} cannot be read ({why}). It is truncated or not a checkpoint of a run; delete "
-            f"it to go back to the state before."
+            f"it to resume from the checkpoint before it."
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        form = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise ConfigurationError(
-            f"{path} is not a checkpoint of this version: expected the format {FORMAT!r}, found "
-            f"{found!r}. Give another output folder, or start without resuming."
+            f"{path} is not a checkpoint of this version: its format is {form!r}, must be "
+            f"{FORMAT!r}. Use another output folder, or start without resuming."
         )
     return state
 
 
-def write_text(path: Path, text: str) -> None:
-    """A small file, as safely."""
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary name, which becomes `path` if the block raises no error."""
     temporary = path.with_name(path.name + ".tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A method with and without AANets, from the same first phase and seed, side by side."""
+"""compare: a method with and without AANets, with the same seeds and the same first phase."""
 
 from __future__ import annotations
 
@@ -15,39 +15,51 @@ from accelerate import Accelerator
 from aanets_plugin.baselines.joint import Joint
 from aanets_plugin.baselines.lifecycle import Backbone
 from aanets_plugin.baselines.method import Method
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments.results import (
-    RULES,
-    UPPER_BOUND,
-    Result,
-    plot_accuracy,
-    write_summary,
-)
+from aanets_plugin.experiments.accuracy_plot import plot_accuracy
+from aanets_plugin.experiments.results import RULES, UPPER_BOUND, Result, write_summary
 from aanets_plugin.experiments.runner import Run, run
-from aanets_plugin.experiments.settings import AANets, Memory, Training
+from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import default_accelerator
 
 PLAIN, LEARNED, FIXED, JOINT = "plain", "learned", "fixed", "joint"
+"""The names of the arms in the names of their folders."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared: a method on the plain network, or on AANets with these settings."""
+    """One side of a comparison: a method, on the plain network or with AANets."""
 
     method: Method
-    aanets: AANets | None = None
+    aanets: AANetConfig | None = None
 
 
 def arms_of(
-    method: Method, aanets: AANets | None, *, fixed_alpha: bool = False, upper_bound: bool = False
+    method: Method,
+    aanets: AANetConfig | None,
+    *,
+    fixed_alpha: bool = False,
+    upper_bound: bool = False,
 ) -> dict[str, Arm]:
-    """The arms by the names of their folders: the plain network, AANets with learned α, and, if
-    asked for, with α fixed at its start and joint training."""
+    """The usual arms of a comparison by name.
+
+    Args:
+        method: the method to compare with itself.
+        aanets: adds the arm "learned" with these options; None: the plain network alone.
+        fixed_alpha: adds the arm "fixed", in which α keeps its initial weights.
+        upper_bound: adds the arm "joint", which trains on all data seen so far.
+
+    Example:
+        >>> from aanets_plugin.baselines import LUCIR
+        >>> list(arms_of(LUCIR(), AANetConfig(), fixed_alpha=True))
+        ['plain', 'learned', 'fixed']
+    """
     arms = {PLAIN: Arm(method)}
     if aanets is not None:
         arms[LEARNED] = Arm(method, aanets)
     if aanets is not None and fixed_alpha:
-        arms[FIXED] = Arm(method, replace(aanets, alpha_lr=0.0))
+        arms[FIXED] = Arm(method, replace(aanets, lr=0.0))
     if upper_bound:
         arms[JOINT] = Arm(Joint())
     return arms
@@ -70,24 +82,33 @@ def compare(
     command: str = "",
     notes: Sequence[str] = (),
 ) -> list[Result]:
-    """Run each arm with each seed in `output`/ARM-SEED, and draw and write what came of it.
+    """Run every arm with every seed and write a common report.
 
-    Everything is checked before the first run is trained. The other arms start from the plain
-    run's first phase where theirs would be the same. `output` gets `accuracy.png`, `alpha.png` (of
-    the last seed) and `summary.md`. Args that are not named here are those of `run`.
+    The settings of all arms are checked before the first one is trained. An arm that would train
+    the same network in the first phase as the first arm takes it over from there.
 
     Args:
-        arms: as `arms_of` makes them; the first is the one that the others start from.
+        arms: the arms by name, as `arms_of` returns them.
+        output: the folder of the comparison. Each run has a subfolder ARM-SEED. At the end the
+            folder gets `accuracy.png`, `alpha.png` (of the last seed) and `summary.md`.
+        seeds: one run of each arm per seed.
         notes: lines for the summary.
+        train, test, backbone, memory, training, resume, accelerator, tensorboard, progress,
+            command: as in `run`.
 
-    Example:
-        >>> train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
-        >>> compare(train, test, resnet20, arms_of(LUCIR(), AANets()), output="runs/lucir")
+    Returns:
+        The results, all arms of the first seed first.
+
+    Example::
+
+        train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
+        results = compare(train, test, resnet20, arms_of(LUCIR(), AANets()), output="runs/lucir")
+        print(results_table(results))
     """
     if not arms or not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
-            f"arms={list(arms)}, seeds={list(seeds)}: expected at least one of each, and no seed "
-            f"twice"
+            f"arms={list(arms)}, seeds={list(seeds)}: must have at least one of each, and each "
+            f"seed once."
         )
     output, accelerator = Path(output), accelerator or default_accelerator()
     options: dict[str, Any] = {"memory": memory, "training": training, "accelerator": accelerator}
@@ -113,20 +134,19 @@ def compare(
             output=folder,
             base=base,
             seed=seed,
-            # The main process judges the folder; the others may find what that one has just begun.
             resume=resume,
             tensorboard=tensorboard,
             progress=progress,
             command=command,
             **options,
         )
-        found = ", ".join(
+        averages = ", ".join(
             f"{metrics[-1]['average']:.2f} by {text}"
             for rule, text in RULES.items()
             if (metrics := result.by(rule)) is not None
         )
         seconds = time.monotonic() - start
-        accelerator.print(f"{result.arm}, seed {seed}: average {found} ({seconds:.0f} s)\n")
+        accelerator.print(f"{result.arm}, seed {seed}: average {averages} ({seconds:.0f} s)\n")
         results.append(result)
     if accelerator.is_main_process:
         _report(results, arms[first].method, output, seeds[-1], command, notes)
@@ -135,13 +155,13 @@ def compare(
 
 
 def _check(train: Any, test: Any, backbone: Backbone, arm: Arm, options: dict[str, Any]) -> None:
-    """Set a run up as if it was to start, and leave it."""
+    """Set up the run in a temporary folder, which checks all its settings."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             Run(train, test, backbone, arm.method, aanets=arm.aanets, output=folder, **options)
         except (AssertionError, RuntimeError) as error:
             raise ConfigurationError(
-                f"the network does not take these images ({error}); take another backbone"
+                f"the backbone cannot process these images ({error}). Use another backbone."
             ) from error
 
 
@@ -160,7 +180,7 @@ def _report(
     notes: Sequence[str],
 ) -> None:
     rule = method.predicts_by
-    # Joint training keeps no exemplars, so it has no nearest mean: its curve is by its head.
+    # Joint training keeps no exemplars and so has no nearest means: plot it by its head.
     shown = [
         replace(result, arm=f"{result.arm}, by head", nearest_mean=result.head)
         if result.arm == UPPER_BOUND and result.by(rule) is None

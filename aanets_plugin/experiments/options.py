@@ -1,167 +1,270 @@
-"""The options of the examples."""
+"""The options of the command line, their help and their checks."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aanets_plugin.baselines.method import Method
+from aanets_plugin.config import DEFAULTS, STEMS, AANetConfig
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments.backbones import OURS
-from aanets_plugin.experiments.datasets import DATASETS
-from aanets_plugin.experiments.presets import DEFAULTS, PRESETS
+from aanets_plugin.experiments.backbones import OUR_BACKBONES
+from aanets_plugin.experiments.datasets import DATASETS, IMAGE_SIZE
+from aanets_plugin.experiments.presets import (
+    DATASET_SETTINGS,
+    MOST_PHASES,
+    PRESETS,
+    Setting,
+    setting,
+)
+from aanets_plugin.scaling import RULES
+
+AANET_OPTIONS = {
+    "blocks": "blocks",
+    "stem": "stem",
+    "stages": "stages",
+    "alpha": "alpha",
+    "alpha_lr": "lr",
+    "alpha_momentum": "momentum",
+    "no_normalize": "normalize",
+    "official_alpha": "official",
+    "update_base": "update_base",
+    "alpha_batches": "max_batches",
+    "alpha_per_class": "per_class",
+}
+"""Options of the command line and the field of `AANetConfig` that each of them sets."""
 
 
-def parser(method: Method, description: str | None = None) -> argparse.ArgumentParser:
-    """The options of an example that shows `method`."""
-    found = argparse.ArgumentParser(
+def make_parser(method: Method, description: str | None = None) -> argparse.ArgumentParser:
+    """The parser of a script that compares `method` with and without AANets."""
+    parser = argparse.ArgumentParser(
         usage="%(prog)s [options]",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    data = found.add_argument_group("data")
-    data.add_argument("--dataset", choices=DATASETS, default="digits", help="default: %(default)s")
-    data.add_argument("--data", type=Path, metavar="FOLDER", help="where it is; digits need none")
-    data.add_argument("--images-per-class", type=int, metavar="N", help="train on so many only")
-    data.add_argument("--image-size", type=int, metavar="N", help="of image trees; default: 224")
-    data.add_argument(
+    _add_data_options(parser.add_argument_group("data and memory"))
+    _add_comparison_options(parser.add_argument_group("comparison"))
+    _add_training_options(parser.add_argument_group("network and training"))
+    _add_aanet_options(
+        parser.add_argument_group(
+            "AANets",
+            "Options of AANetConfig. A schedule for the step size of α is a function; set it in "
+            "Python with AANets(schedule=…).",
+        )
+    )
+    _add_output_options(parser.add_argument_group("output and hardware"), method)
+    return parser
+
+
+def _add_data_options(group: Any) -> None:
+    add, number = group.add_argument, _number_option(group)
+    add("--dataset", choices=DATASETS, default="digits", help="dataset; default: %(default)s")
+    add("--data", type=Path, metavar="FOLDER", help="folder of the dataset; not for digits")
+    number("--images-per-class", "use only N training images of each class; default: all")
+    number("--image-size", f"image size of ImageNet and folder datasets; default: {IMAGE_SIZE}")
+    base_classes = _by_dataset("base_classes").replace("None", "half")
+    number(
         "--base-classes",
-        type=int,
-        metavar="N",
-        help="classes of the first phase, 0 for equal phases; default: 4 of the digits, else half",
+        f"number of classes in the first phase, 0 for equal phases; default: {base_classes}",
     )
-    data.add_argument(
+    number(
         "--phases",
-        type=int,
-        metavar="N",
-        help="phases after the first one; default: as many of up to 5 as share the other classes "
-        "evenly",
+        f"number of phases after the first one; default: the largest number up to {MOST_PHASES} "
+        f"that divides the remaining classes",
     )
-    memory = data.add_mutually_exclusive_group()
-    memory.add_argument(
-        "--memory-per-class",
-        type=int,
-        metavar="N",
-        help=_default("memory_per_class", "exemplars of each class"),
-    )
-    memory.add_argument("--memory-total", type=int, metavar="N", help="exemplars of all classes")
-    data.add_argument(
+    exclusive = group.add_mutually_exclusive_group()
+    memory = _by_dataset("memory_per_class")
+    number = _number_option(exclusive)
+    number("--memory-per-class", f"exemplars kept of each class; default: {memory}")
+    number("--memory-total", "exemplars kept of all classes together")
+    add(
         "--strict-memory",
         action="store_true",
-        help="what AANets add in parameters is taken from their exemplars (the paper's strict "
-        "memory budget)",
+        help="count the additional parameters of AANets as memory and keep fewer exemplars (the "
+        "paper's strict memory budget)",
     )
 
-    net = found.add_argument_group("network")
-    net.add_argument(
-        "--backbone",
-        metavar="NAME",
-        help=f"{', '.join(OURS)}, or a network of torchvision or timm, also as torchvision:NAME, "
-        f"timm:NAME; default: {_by_dataset('backbone')}",
-    )
-    net.add_argument("--pretrained", action="store_true", help="start from published weights")
-    net.add_argument(
-        "--blocks", metavar="A+B", help="all, scaling or frozen per branch; default: all+scaling"
-    )
-    net.add_argument("--stem", help="stable, plastic or paired; default: stable")
-    net.add_argument(
-        "--alpha-lr", type=float, metavar="LR", help="learning rate of α; default: 0.03"
-    )
 
-    arms = found.add_argument_group("what is compared")
-    arms.add_argument("--no-aanet", action="store_true", help="the plain network only")
-    arms.add_argument("--fixed-alpha", action="store_true", help="add AANets with α fixed at 0.5")
-    arms.add_argument("--upper-bound", action="store_true", help="add joint training on all data")
-    seeds = arms.add_mutually_exclusive_group()
-    seeds.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    seeds.add_argument("--seeds", type=int, nargs="+", metavar="N", help="a run for each")
+def _add_comparison_options(group: Any) -> None:
+    switch = partial(group.add_argument, action="store_true")
+    switch("--no-aanet", help="run the plain network only")
+    switch("--fixed-alpha", help="also run AANets with α fixed at its initial weights")
+    switch("--upper-bound", help="also run joint training on all data seen so far")
+    seeds = partial(group.add_mutually_exclusive_group().add_argument, type=int, metavar="N")
+    seeds("--seed", default=0, help="random seed; default: %(default)s")
+    seeds("--seeds", nargs="+", help="several seeds, with one run of each arm for each of them")
 
-    train = found.add_argument_group("training")
-    train.add_argument(
+
+def _add_training_options(group: Any) -> None:
+    add, number = group.add_argument, _number_option(group)
+    add(
         "--preset",
         choices=PRESETS,
-        help="backbone, epochs, schedule, learning rate, batch size, split and memory of the paper "
-        "(cifar100 and ImageNet); other options given go before it; its three runs: --seeds 0 1 2",
+        help=f"'paper': the paper's backbone, epochs, schedule, learning rate, batch size, split "
+        f"and memory for {', '.join(PRESETS['paper'])}; explicit options override the preset; the "
+        f"paper's three runs are --seeds 0 1 2",
     )
-    train.add_argument(
-        "--epochs", type=int, metavar="N", help=_default("epochs", "of each later phase")
+    add(
+        "--backbone",
+        metavar="NAME",
+        help=f"{', '.join(OUR_BACKBONES)}, or the name of a torchvision or timm model "
+        f"(torchvision:NAME or timm:NAME to say which); default: {_by_dataset('backbone')}",
     )
-    train.add_argument(
+    add("--pretrained", action="store_true", help="start from the published weights")
+    number("--epochs", f"epochs of each later phase; default: {_by_dataset('epochs')}")
+    number(
         "--base-epochs",
-        type=int,
-        metavar="N",
-        help=f"of the first phase; default: {_by_dataset('base_epochs')}, or in proportion to "
-        "--epochs",
+        f"epochs of the first phase; default: {_by_dataset('base_epochs')}; if --epochs is given, "
+        f"in proportion to it",
     )
-    train.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help=_default("batch_size", "samples in a step, all processes together"),
+    number("--batch-size", f"batch size over all processes; default: {_by_dataset('batch_size')}")
+    add("--lr", type=float, help=f"initial learning rate; default: {_by_dataset('lr')}")
+    number("--workers", f"processes that load images; default: {_by_dataset('workers')}")
+
+
+def _add_aanet_options(group: Any) -> None:
+    add, number = group.add_argument, _number_option(group)
+    official = AANetConfig(official=True)
+    add(
+        "--blocks",
+        metavar="A+B",
+        help=f"one of {', '.join(RULES)} for each branch, the plastic branch first; default: "
+        f"{'+'.join(DEFAULTS.blocks)}",
     )
-    train.add_argument("--lr", type=float, help=_default("lr", "learning rate at the start"))
-    train.add_argument(
-        "--workers", type=int, metavar="N", help=_default("workers", "processes that load images")
+    stems = ", ".join(STEMS)
+    add(
+        "--stem",
+        help=f"how layers before the first stage learn: {stems}; default: {DEFAULTS.stem}",
+    )
+    add(
+        "--stages",
+        nargs="+",
+        metavar="NAME",
+        help="names of the backbone's modules to convert, in forward order; default: all residual "
+        "stages, found automatically",
+    )
+    add(
+        "--alpha",
+        type=float,
+        nargs="+",
+        metavar="W",
+        help="initial aggregation weights, one per branch, that sum to 1; default: equal weights",
+    )
+    add(
+        "--alpha-lr",
+        type=float,
+        metavar="LR",
+        help=f"step size of α; default: {DEFAULTS.lr:g}, with --official-alpha {official.lr:g}",
+    )
+    add(
+        "--alpha-momentum",
+        type=float,
+        metavar="M",
+        help=f"momentum of the steps of α; default: {DEFAULTS.momentum:g}, with --official-alpha "
+        f"{official.momentum:g}",
+    )
+    # The value of an AANets option is None unless it is given.
+    switch = partial(add, action="store_const")
+    switch(
+        "--no-normalize",
+        const=False,
+        help="do not scale the steps of α by its past gradients (Eq. 8 as printed)",
+    )
+    switch("--official-alpha", const=True, help="update α exactly as the authors' code does")
+    switch(
+        "--update-base",
+        const=True,
+        help="multiply the scaling weights φ into the frozen weights after each phase (the paper's "
+        "supplement A)",
+    )
+    number("--alpha-batches", "batches of balanced data in one update of α; default: all")
+    number(
+        "--alpha-per-class",
+        "balanced samples of each class for α; default: as many as the smallest class has",
     )
 
-    how = found.add_argument_group("how it runs")
-    how.add_argument(
+
+def _add_output_options(group: Any, method: Method) -> None:
+    add, folder = group.add_argument, f"runs/{method.name}"
+    add(
         "--output",
         type=Path,
         metavar="FOLDER",
-        help=f"default: runs/{method.name}, or the next free name",
+        help=f"folder for the results; default: {folder}, or {folder}-2 and so on if it exists",
     )
-    how.add_argument("--resume", action="store_true", help="go on with the runs in the folder")
-    how.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1, mps, …; default: the best there is"
-    )
-    how.add_argument(
+    add("--resume", action="store_true", help="continue the runs in the output folder")
+    add("--device", default="auto", help="cpu, cuda, cuda:1, mps, …; default: the best available")
+    add(
         "--precision",
         choices=("no", "fp16", "bf16"),
         default="no",
-        help="mixed precision; default: no",
+        help="mixed precision; default: %(default)s",
     )
-    how.add_argument("--tensorboard", action="store_true", help="curves in each run's folder too")
-    return found
+    add("--tensorboard", action="store_true", help="write TensorBoard curves for each run")
 
 
-def check(args: argparse.Namespace) -> None:
-    """Refuse options that have no meaning together."""
+def _number_option(group: Any) -> Callable[[str, str], None]:
+    """A function that adds an option with an integer to the group."""
+
+    def add(flag: str, text: str) -> None:
+        group.add_argument(flag, type=int, metavar="N", help=text)
+
+    return add
+
+
+def _by_dataset(field: str) -> str:
+    """The default of each dataset, for help."""
+    datasets: dict[str, list[str]] = {}
+    for dataset, defaults in DATASET_SETTINGS.items():
+        datasets.setdefault(str(getattr(defaults, field)), []).append(dataset)
+    if len(datasets) == 1:
+        return next(iter(datasets))
+    return ", ".join(f"{value} ({', '.join(names)})" for value, names in datasets.items())
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Check values and combinations that argparse cannot check."""
     if args.no_aanet:
-        others = ("fixed_alpha", "blocks", "stem", "alpha_lr", "strict_memory")
-        useless = [_flag(name) for name in others if getattr(args, name) not in (None, False)]
+        useless = [name for name in ("fixed_alpha", "strict_memory") if getattr(args, name)]
+        useless += [name for name in AANET_OPTIONS if getattr(args, name) is not None]
         if useless:
+            flags = ", ".join("--" + name.replace("_", "-") for name in useless)
             raise ConfigurationError(
-                f"--no-aanet runs the plain network only, and {', '.join(useless)} is about "
-                f"AANets; leave one or the other out"
+                f"--no-aanet: cannot be combined with {flags}. Leave out one or the other."
             )
     if args.alpha_lr is not None and not args.alpha_lr > 0:
         raise ConfigurationError(
-            f"--alpha-lr {args.alpha_lr:g}: expected more than 0; for α that does not learn, leave "
-            f"it out and add --fixed-alpha"
+            f"--alpha-lr {args.alpha_lr:g}: must be > 0. To compare with a fixed α, add "
+            f"--fixed-alpha."
         )
     seeds = args.seeds or [args.seed]
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
-            f"the seeds {' '.join(map(str, seeds))}: expected numbers from 0 on, each once"
+            f"--seeds {' '.join(map(str, seeds))}: must be ≥ 0 and different from each other."
         )
     if args.workers is not None and args.workers < 0:
-        raise ConfigurationError(f"--workers {args.workers}: expected 0 or more")
+        raise ConfigurationError(f"--workers {args.workers}: must be ≥ 0.")
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def setting_from(args: argparse.Namespace) -> Setting:
+    """The settings of the dataset and preset, overridden by explicit options."""
+    chosen = setting(args.dataset, args.preset).with_epochs(args.epochs, args.base_epochs)
+    names = ("backbone", "batch_size", "lr", "memory_per_class", "workers")
+    explicit = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    chosen = replace(chosen, **explicit)
+    chosen.training()  # checks the values
+    return chosen
 
 
-def _default(field: str, what: str) -> str:
-    """Help with the default of each dataset."""
-    return f"{what}; default: {_by_dataset(field)}"
-
-
-def _by_dataset(field: str) -> str:
-    names: dict[str, list[str]] = {}
-    for dataset, found in DEFAULTS.items():
-        names.setdefault(str(getattr(found, field)), []).append(dataset)
-    if len(names) == 1:
-        return next(iter(names))
-    return ", ".join(f"{value} ({', '.join(some)})" for value, some in names.items())
+def aanet_config_from(args: argparse.Namespace) -> AANetConfig | None:
+    """The options of AANets; None with --no-aanet."""
+    if args.no_aanet:
+        return None
+    explicit = {field: getattr(args, name) for name, field in AANET_OPTIONS.items()}
+    if args.blocks is not None:
+        explicit["blocks"] = tuple(args.blocks.split("+"))
+    return AANetConfig(**{field: value for field, value in explicit.items() if value is not None})

@@ -1,50 +1,51 @@
-"""What a comparison does when nothing else is said, for each dataset; and the paper's settings."""
+"""The settings of a comparison by dataset: short ones as the default, and those of the paper."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.settings import Training
 
 MOST_PHASES = 5
-"""After the first one, by default: the smallest N of the paper."""
+"""The largest default number of phases after the first one: the smallest N of the paper."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """The settings of a comparison on one dataset.
 
-    The schedule is the method's own: PODNet's falls along a cosine, the others' to a tenth at the
-    `milestones`. Momentum and weight decay are those of `Training`, the paper's in every setting.
+    Momentum and weight decay are those of `Training`. The learning rate schedule is that of the
+    method: a cosine for PODNet, steps at the `milestones` for the others.
     """
 
     backbone: str
     epochs: int
     base_epochs: int
-    batch_size: int = 128
-    lr: float = 0.1
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    """As shares of the epochs of a phase."""
-    memory_per_class: int = 20
+    batch_size: int = Training.batch_size
+    lr: float = Training.lr
+    milestones: tuple[float, ...] = Training.milestones
+    memory_per_class: int = EXEMPLARS_PER_CLASS
     base_classes: int | None = None
-    """None: half of the classes, one more where their number is odd."""
-    workers: int = 0
+    """Classes of the first phase. Default: half of them, rounded up."""
+    workers: int = Training.workers
 
     def with_epochs(self, epochs: int | None, base_epochs: int | None = None) -> Setting:
-        """Other epochs; those of the first phase follow in proportion unless they are given."""
+        """The same with other epochs. `base_epochs` is scaled in proportion unless given."""
         epochs = self.epochs if epochs is None else epochs
         if base_epochs is None:
             base_epochs = round(epochs * self.base_epochs / self.epochs)
         return replace(self, epochs=epochs, base_epochs=base_epochs)
 
     def split(self, classes: int, base_classes: int | None, phases: int | None) -> tuple[int, int]:
-        """Classes of the first phase and the number of phases after it, where not given.
+        """The classes of the first phase and the number of later phases, with defaults for None.
 
-        >>> DEFAULTS["cifar100"].split(100, None, None)
-        (50, 5)
-        >>> DEFAULTS["folder"].split(37, None, None)
-        (19, 3)
+        Example:
+            >>> DATASET_SETTINGS["cifar100"].split(100, None, None)
+            (50, 5)
+            >>> DATASET_SETTINGS["folder"].split(37, None, None)
+            (19, 3)
         """
         if base_classes is None:
             base_classes = self.base_classes
@@ -66,8 +67,8 @@ class Setting:
         )
 
 
-# Digits: about a minute on two cores. The others: shorter than the paper's, the same otherwise.
-DEFAULTS = {
+# Digits take about a minute on two cores. The others train for fewer epochs than the paper.
+DATASET_SETTINGS = {
     "digits": Setting(
         "resnet8",
         epochs=15,
@@ -85,11 +86,11 @@ DEFAULTS = {
 
 # Section 4 of the paper: the architectures, "160 (90) epochs in each phase, and the learning rates
 # are divided by 10 after 80 (30) and then after 120 (60) epochs", batches of 128, 20 exemplars per
-# class, half of the classes first. The authors' code has the open ReLU of ResNet-18. Of PODNet the
-# paper gives no numbers of its own; its authors train 160 epochs along a cosine on CIFAR-100. How
-# it is trained on ImageNet we do not have: there it gets the paper's 90 epochs and its own cosine.
-# Where the paper is silent (workers) the numbers are ours. γ2 = 1e-8 for α is not taken over, since
-# it leaves α where it is; --alpha-lr sets it.
+# class, half of the classes first. The ResNet-18 without its last ReLU is in the authors' code. The
+# paper has no separate numbers for PODNet. Its authors train 160 epochs with a cosine on CIFAR-100;
+# we do not have their ImageNet settings, so PODNet gets the paper's 90 epochs with a cosine there.
+# The number of workers is our choice. We do not use the paper's γ2 = 1e-8 for α, because α hardly
+# moves with it; --alpha-lr sets it.
 _IMAGENET = Setting(
     "resnet18_open", epochs=90, base_epochs=90, milestones=(30 / 90, 60 / 90), workers=4
 )
@@ -103,11 +104,10 @@ PRESETS = {"paper": PAPER}
 
 def setting(dataset: str, preset: str | None = None) -> Setting:
     """The settings for `dataset`: the defaults, or those of a preset."""
-    table = DEFAULTS if preset is None else PRESETS.get(preset, {})
-    if dataset not in table:
-        have = f"has settings for {', '.join(table)}" if table else "does not exist"
+    settings = DATASET_SETTINGS if preset is None else PRESETS.get(preset, {})
+    if dataset not in settings:
         raise ConfigurationError(
-            f"preset={preset!r} and dataset={dataset!r}: the preset {have}; take one of these, or "
-            f"leave the preset out"
+            f"preset={preset!r}: has no settings for dataset={dataset!r}, only for "
+            f"{', '.join(settings) or 'none'}. Use one of these datasets, or leave out the preset."
         )
-    return table[dataset]
+    return settings[dataset]

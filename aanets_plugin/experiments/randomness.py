@@ -1,4 +1,4 @@
-"""Random numbers that follow from where a run is, so that none need to be saved."""
+"""Random seeds that are derived from the position in a run, so that no state must be saved."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 
 def derived_seed(*where: int) -> int:
-    """A seed for this place in a run: seed, phase, epoch, …, each in its position."""
+    """A seed for this position in a run: seed, phase, epoch and so on."""
     return int(np.random.SeedSequence(where).generate_state(1)[0])
 
 
 def seed_everything(*where: int) -> None:
-    """Set the random numbers of python, numpy and torch."""
+    """Seed Python, numpy and torch."""
     number = derived_seed(*where)
     random.seed(number)
     np.random.seed(number)
@@ -22,4 +22,5 @@ def seed_everything(*where: int) -> None:
 
 
 def generator(*where: int) -> torch.Generator:
+    """A torch generator for this position in a run."""
     return torch.Generator().manual_seed(derived_seed(*where))

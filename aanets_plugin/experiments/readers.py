@@ -1,4 +1,4 @@
-"""Samples and labels as they lie on disk: digits, CIFAR-100, trees of images; checked."""
+"""Read and check datasets: digits, CIFAR-100 and image folders."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ def read_digits(random: np.random.RandomState) -> tuple[Samples, Samples]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigurationError(
-            f"digits come with scikit-learn, which is not installed ({error}); pip install "
-            "scikit-learn, or take another dataset"
+            f"dataset='digits': needs scikit-learn ({error}). Run pip install scikit-learn, or use "
+            f"another dataset."
         ) from error
     pixels, y = load_digits(return_X_y=True)
     grey = np.round(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     x, y = np.repeat(grey, 3, axis=3), y.astype(np.int64)
     in_train = np.zeros(len(y), dtype=bool)
-    for rows in rows_of_each_class(y):
+    for rows in rows_by_class(y):
         in_train[random.permutation(rows)[: (len(rows) + 1) // 2]] = True
     return (x[in_train], y[in_train]), (x[~in_train], y[~in_train])
 
 
 def read_cifar100(root: Path) -> tuple[Samples, Samples]:
     files = [root / "train.npz", root / "test.npz"]
-    found = [file.name for file in files if file.is_file()]
-    if len(found) == 1:
+    existing = [file.name for file in files if file.is_file()]
+    if len(existing) == 1:
         raise ConfigurationError(
-            f"path={str(root)!r} has {found[0]} alone; expected train.npz and test.npz; add the "
-            "other, or remove this one to have CIFAR-100 downloaded there"
+            f"path={str(root)!r}: has {existing[0]} only, must have train.npz and test.npz. Add "
+            f"the other file, or remove this one to have CIFAR-100 downloaded there."
         )
-    if not found:
+    if not existing:
         return _torchvision_cifar100(root)
     train, test = (_read_npz(file) for file in files)
     labels, labels_of_test = (np.unique(y).tolist() for _, y in (train, test))
     _check_same_classes(root, {"train.npz": labels, "test.npz": labels_of_test})
     if labels != list(range(len(labels))):
         raise ConfigurationError(
-            f"y in {str(files[0])!r} has the labels {few(labels)}; expected 0, 1, 2, … without a "
-            "gap; number the classes anew, in both files alike"
+            f"y in {str(files[0])!r} has the labels {shorten(labels)}: must be 0, 1, 2, … without "
+            f"a gap. Renumber the classes in both files."
         )
     return train, test
 
@@ -71,48 +71,48 @@ def _read_npz(file: Path) -> Samples:
             arrays = {name: archive[name] for name in ("x", "y") if name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigurationError(
-            f"{str(file)!r} does not read as an npz file of arrays ({error}); write it anew with "
-            "numpy.savez(file, x=images, y=labels)"
+            f"{str(file)!r} cannot be read as an npz file of arrays ({error}). Write it with "
+            f"numpy.savez(file, x=images, y=labels)."
         ) from error
     if len(arrays) < 2:
         raise ConfigurationError(
-            f"{str(file)!r} has the arrays {few(names)}; expected x and y; write it anew with "
-            "numpy.savez(file, x=images, y=labels)"
+            f"{str(file)!r} has the arrays {shorten(names)}: must be x and y. Write it with "
+            f"numpy.savez(file, x=images, y=labels)."
         )
     x, y = arrays["x"], arrays["y"]
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1:] != (32, 32, 3):
         raise ConfigurationError(
-            f"x in {str(file)!r} is {x.dtype} {list(x.shape)}; expected uint8 [N, 32, 32, 3]; put "
-            "the channels last (x.transpose(0, 2, 3, 1)) and store values from 0 to 255 as uint8"
+            f"x in {str(file)!r} is {x.dtype} {list(x.shape)}: must be uint8 [N, 32, 32, 3]. Put "
+            f"the channels last (x.transpose(0, 2, 3, 1)) and store values from 0 to 255 as uint8."
         )
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"y in {str(file)!r} is {y.dtype} {list(y.shape)}; expected one integer for each image "
-            "of x; write the class numbers, from 0"
+            f"y in {str(file)!r} is {y.dtype} {list(y.shape)}: must be one integer for each image "
+            f"of x, the number of its class from 0."
         )
     if len(x) != len(y) or not len(y):
         raise ConfigurationError(
-            f"{str(file)!r} has {len(x)} images in x and {len(y)} labels in y; expected as many of "
-            "one as of the other, and at least one; write both anew from the same source"
+            f"{str(file)!r} has {len(x)} images in x and {len(y)} labels in y: must be equally "
+            f"many, and at least one."
         )
     return x, y.astype(np.int64)
 
 
 def _torchvision_cifar100(root: Path) -> tuple[Samples, Samples]:
     # Continuum's own CIFAR100 copies all images each time a scenario asks for them.
-    fresh = not root.exists()
-    held = _listing(root)
+    is_new = not root.exists()
+    contents = _describe_contents(root)
     try:
         splits = [CIFAR100(str(root), train=True, download=True), CIFAR100(str(root), train=False)]
     except (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError) as error:
-        if fresh:
+        if is_new:
             with contextlib.suppress(OSError):
                 root.rmdir()
         raise ConfigurationError(
-            f"path={str(root)!r} has no intact CIFAR-100 ({held}), and its download from "
-            f"{CIFAR100.url} failed ({error}); put {CIFAR100.filename} or the folder "
-            f"{CIFAR100.base_folder} from it into {str(root)!r}, or train.npz and test.npz with x "
-            "(uint8 [N, 32, 32, 3]) and y"
+            f"path={str(root)!r}: has no intact CIFAR-100 ({contents}), and the download from "
+            f"{CIFAR100.url} failed ({error}). Put {CIFAR100.filename} or its folder "
+            f"{CIFAR100.base_folder} there, or train.npz and test.npz with x (uint8 [N, 32, 32, "
+            f"3]) and y."
         ) from error
     train, test = ((split.data, np.array(split.targets, dtype=np.int64)) for split in splits)
     return train, test
@@ -124,13 +124,13 @@ def read_image_tree(name: str, root: Path) -> tuple[Samples, Samples]:
     _check_same_classes(root, {f"{Path(tree.root).name}/": tree.classes for tree in (train, test)})
     chosen = list(range(len(train.classes)))
     if name == "imagenet-subset" and len(chosen) == _IMAGENET_CLASSES:
-        chosen = sorted(paper_order(name, _IMAGENET_CLASSES)[:_SUBSET_CLASSES])
+        chosen = sorted(paper_order(_IMAGENET_CLASSES)[:_SUBSET_CLASSES])
     expected = {"imagenet-subset": _SUBSET_CLASSES, "imagenet": _IMAGENET_CLASSES}.get(name)
     if expected is not None and len(chosen) != expected:
-        all_of_them = " or all 1000 of ImageNet" if name == "imagenet-subset" else ""
+        or_all = f" or {_IMAGENET_CLASSES}" if name == "imagenet-subset" else ""
         raise ConfigurationError(
-            f"path={str(root)!r} has {len(chosen)} classes; expected {expected}{all_of_them} for "
-            f'{name}; for any other number take the dataset "folder", which is read the same way'
+            f"path={str(root)!r}: has {len(chosen)} classes, must have {expected}{or_all} for "
+            f"dataset={name!r}. For other numbers use dataset='folder'."
         )
     return _paths_of(train, chosen), _paths_of(test, chosen)
 
@@ -139,17 +139,17 @@ def _image_folder(root: Path, names: Sequence[str]) -> Any:
     folder = next((root / name for name in names if (root / name).is_dir()), None)
     if folder is None:
         raise ConfigurationError(
-            f"path={str(root)!r} has no folder {' or '.join(f'{name}/' for name in names)} "
-            f"({_listing(root)}); expected train/ and val/ (or test/), each with one folder of "
-            "images per class; pass the folder that has both"
+            f"path={str(root)!r}: has no folder {' or '.join(f'{name}/' for name in names)} "
+            f"({_describe_contents(root)}). Pass a folder that has train/ and val/ (or test/), "
+            f"each with one folder of images per class."
         )
     try:
         return ImageFolder(str(folder))
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{str(folder)!r} is no tree of images by class ({error}; {_listing(folder)}); "
-            "expected one folder per class with at least one image in each; sort the images into "
-            "such folders, and remove those that are empty"
+            f"{str(folder)!r} must have one folder per class with at least one image in each "
+            f"({error}; {_describe_contents(folder)}). Sort the images into such folders, and "
+            f"remove empty ones."
         ) from error
 
 
@@ -160,23 +160,24 @@ def _paths_of(tree: Any, chosen: Sequence[int]) -> Samples:
     return np.array([path for path, _ in kept]), np.array([y for _, y in kept], dtype=np.int64)
 
 
-def folder_of(name: str, path: str | Path | None) -> Path:
-    holds = {
+def check_folder(name: str, path: str | Path | None) -> Path:
+    """The folder of the dataset `name`, if it exists or can be created."""
+    content = {
         "cifar100": "train.npz and test.npz, or CIFAR-100 as torchvision keeps it, or nothing yet",
     }.get(name, "train/ and val/ (or test/) with one folder of images per class")
     if path is None:
         raise ConfigurationError(
-            f"{name} needs a path and none was given; pass the folder with {holds} (--data in the "
-            "examples)"
+            f"dataset={name!r}: needs a path. Pass the folder with {content} (on the command line "
+            f"--data)."
         )
     root = Path(path).expanduser()
     may_be_new = name == "cifar100" and not root.exists() and root.parent.is_dir()
     if not root.is_dir() and not may_be_new:
         problem = "is a file" if root.exists() else "does not exist"
-        there = next(folder for folder in root.absolute().parents if folder.is_dir())
+        parent = next(folder for folder in root.absolute().parents if folder.is_dir())
         raise ConfigurationError(
-            f"path={str(path)!r} {problem} ({_listing(there)} in {str(there)!r}); expected a "
-            f"folder; for {name} pass one with {holds}"
+            f"path={str(path)!r}: {problem} ({str(parent)!r} {_describe_contents(parent)}). For "
+            f"dataset={name!r} pass a folder with {content}."
         )
     return root
 
@@ -188,32 +189,34 @@ def _check_same_classes(root: Path, classes: dict[str, list[Any]]) -> None:
         second: sorted(set(of_second) - set(of_first)),
     }
     differences = [
-        f"{len(labels)} only in {place}: {few(labels)}" for place, labels in only.items() if labels
+        f"{len(labels)} only in {place}: {shorten(labels)}"
+        for place, labels in only.items()
+        if labels
     ]
     if differences:
         raise ConfigurationError(
-            f"{first} and {second} of {str(root)!r} have different classes, "
-            f"{'; '.join(differences)}; expected the same in both; add what is missing or remove "
-            "what is too much"
+            f"{first} and {second} of {str(root)!r} must have the same classes "
+            f"({'; '.join(differences)}). Add the missing classes, or remove the others."
         )
 
 
-def rows_of_each_class(y: np.ndarray) -> list[np.ndarray]:
+def rows_by_class(y: np.ndarray) -> list[np.ndarray]:
+    """The positions of the samples of each class."""
     _, counts = np.unique(y, return_counts=True)
     return np.split(np.argsort(y, kind="stable"), np.cumsum(counts)[:-1])
 
 
-def _listing(folder: Path) -> str:
-    """What a folder holds, for an error."""
+def _describe_contents(folder: Path) -> str:
+    """The contents of a folder, for an error message."""
     try:
         names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     except OSError:
         names = []
-    return f"found {few(names)}" if names else "found nothing"
+    return f"contains {shorten(names) or 'nothing'}"
 
 
-def few(items: Iterable[Any], limit: int = 8) -> str:
-    """Some of them, for an error."""
+def shorten(items: Iterable[Any], limit: int = 8) -> str:
+    """The first items as text, for an error message."""
     shown = [str(item) for item in items]
     more = f", … ({len(shown)} in all)" if len(shown) > limit else ""
     return ", ".join(shown[:limit]) + more

@@ -1,6 +1,6 @@
-"""What a person looks at after runs: tables, the accuracy curves, and a page with both.
+"""Result, and the tables and the summary page made from results. Needs torch alone.
 
-matplotlib is imported when a picture is drawn.
+The interval in `paired_table` needs scipy.
 """
 
 from __future__ import annotations
@@ -11,65 +11,90 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aanets_plugin.baselines.method import Rule
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.plots import PLASTIC, STABLE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from aanets_plugin.experiments.checkpoint import write_text
 
 RULES: dict[Rule, str] = {"head": "head", "nearest_mean": "nearest mean"}
 PLAIN, UPPER_BOUND = "plain", "upper bound"
-COLORS = {
-    PLAIN: "0.35",
-    UPPER_BOUND: "black",
-    "AANets, learned α": PLASTIC,
-    "AANets, fixed α": STABLE,
-}
-OTHER_COLORS = ("#4a9d5b", "#8d63b0", "#c9a227", "#c2508f", "#3aa6a6", "#8a5a44")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-X_LABELS = 11  # more do not fit under the axis
 
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run. Metrics are `PhaseMetrics` as dicts, one per phase."""
+    """The measurements of one finished run.
+
+    `head` and `nearest_mean` have one entry per phase, a `PhaseMetrics` as a dict: accuracies by
+    the network's head and by the nearest mean of the exemplars.
+    """
 
     arm: str
-    """What ran: "plain", "AANets, learned α", "AANets, fixed α", "upper bound", or another name."""
+    """The kind of run: "plain", "AANets, learned α", "AANets, fixed α", "upper bound", or your own
+    name."""
     seed: int
     classes: list[int]
-    """How many classes had been seen after each phase."""
+    """The number of classes seen after each phase."""
     head: list[dict[str, Any]]
     nearest_mean: list[dict[str, Any]] | None = None
-    """None where there is no memory."""
+    """None without exemplars."""
 
     def __post_init__(self) -> None:
         for rule in RULES:
             metrics = self.by(rule)
             if metrics is not None and (not metrics or len(metrics) != len(self.classes)):
                 raise ConfigurationError(
-                    f"{self.arm}, seed {self.seed}: {len(metrics)} metrics in {rule} and "
-                    f"classes={self.classes}; expected one of each per phase, at least one phase"
+                    f"{self.arm}, seed {self.seed}: {rule} has {len(metrics)} entries, "
+                    f"classes={self.classes}. Both must have one entry per phase, for at least one "
+                    f"phase."
                 )
 
     def by(self, rule: Rule) -> list[dict[str, Any]] | None:
-        """The metrics by this rule."""
+        """`head` or `nearest_mean`."""
         return self.head if rule == "head" else self.nearest_mean
 
 
-def results_table(results: Sequence[Result], *, reported: Rule | None = None) -> str:
-    """A markdown table, a row for each arm by each rule, and a line that explains it.
+def arm_names(results: Sequence[Result]) -> list[str]:
+    """The arms in the order of the results, the plain network first and the upper bound last."""
+    if not results:
+        raise ConfigurationError("results=[]: must have at least one finished run.")
+    first = results[0]
+    runs = set()
+    for result in results:
+        run = f"{result.arm!r} with seed {result.seed}"
+        if run in runs:
+            raise ConfigurationError(
+                f"two results of {run}: must be one for each arm and seed. Leave one out."
+            )
+        runs.add(run)
+        if result.classes != first.classes:
+            raise ConfigurationError(
+                f"{run} has classes={result.classes}, {first.arm!r} with seed {first.seed} has "
+                f"{first.classes}: must be the same. Compare runs on the same phases."
+            )
+    arms = dict.fromkeys(result.arm for result in results)
+    return sorted(arms, key=lambda arm: (arm != PLAIN) + (arm == UPPER_BOUND))
 
-    `reported` is the rule that the method's authors report: it comes first, in bold.
+
+def metrics_of(results: Sequence[Result], arm: str, rule: Rule) -> list[list[dict[str, Any]]]:
+    """The metrics of an arm by this rule, one list of phases per seed."""
+    _check_rule(rule, "rule")
+    runs = (result.by(rule) for result in results if result.arm == arm)
+    return [run for run in runs if run is not None]
+
+
+def results_table(results: Sequence[Result], *, reported: Rule | None = None) -> str:
+    """A markdown table with one row per arm and rule, and a caption.
+
+    Args:
+        results: finished runs on the same phases.
+        reported: the rule that the method's authors report. It comes first, in bold.
     """
-    arms = _arms(results)
+    arms = arm_names(results)
     rows = []
-    for rule in _rules(reported):
+    for rule in _reported_first(reported):
         for arm in arms:
-            runs = _metrics(results, arm, rule)
+            runs = metrics_of(results, arm, rule)
             if not runs:
                 continue
             last = [run[-1] for run in runs]
@@ -86,9 +111,10 @@ def results_table(results: Sequence[Result], *, reported: Rule | None = None) ->
                 ]
             )
     header = ["arm", "rule", "average", "last phase", "old", "new", "base", "forgetting", "seeds"]
+    spread = "mean over seeds, ± half the range over seeds"
     several = any(row[-1] != "1" for row in rows)
     caption = (
-        f"Test accuracy in per cent, {_SPREAD if several else 'of one seed'}. Average: the mean "
+        f"Test accuracy in per cent, {spread if several else 'of one seed'}. Average: the mean "
         "over all phases of the accuracy on all classes seen. The other columns are after the last "
         "phase: on all classes, on those of earlier phases (old), of the last one (new), of phase "
         "0 (base). Forgetting: how far the classes of a phase are below their best accuracy in an "
@@ -102,16 +128,16 @@ def results_table(results: Sequence[Result], *, reported: Rule | None = None) ->
 def paired_table(
     results: Sequence[Result], reference: str = PLAIN, *, reported: Rule | None = None
 ) -> str:
-    """A markdown table of what each other arm gains over `reference`, and a line that explains it.
+    """A markdown table of the gain of each arm over the arm `reference`, and a caption.
 
-    The difference of the average incremental accuracy is taken between runs of the same seed; the
-    interval is Student's t over seeds. `reported` is the rule that comes first, in bold.
+    The gain is the difference in average incremental accuracy between runs of the same seed, with
+    a 95% interval over seeds by Student's t. The rule `reported` comes first, in bold.
     """
-    arms = _arms(results)
+    arms = arm_names(results)
     if reference not in arms:
-        raise ConfigurationError(f"reference={reference!r}; expected one of the arms {arms}")
+        raise ConfigurationError(f"reference={reference!r}: must be one of the arms {arms}.")
     rows = []
-    for rule in _rules(reported):
+    for rule in _reported_first(reported):
         base = _averages(results, reference, rule)
         for arm in arms:
             own = _averages(results, arm, rule)
@@ -131,8 +157,8 @@ def paired_table(
             )
     if not rows:
         raise ConfigurationError(
-            f"nothing to compare with {reference!r}: expected another arm with a rule that both "
-            f"have, got the arms {arms}"
+            f"nothing to compare with {reference!r}: the arms are {arms}. Add a result of another "
+            f"arm that was measured by the same rule."
         )
     header = ["arm", "rule", f"difference to {reference}", "95% interval", "seeds"]
     caption = (
@@ -142,67 +168,22 @@ def paired_table(
     return f"{_table(header, rows)}\n\n{caption}\n"
 
 
-def plot_accuracy(
-    results: Sequence[Result],
-    path: str | os.PathLike[str] | None = None,
-    *,
-    rule: Rule = "head",
-    title: str = "",
-) -> Figure:
-    """Draw the accuracy on all classes seen against their number, one curve per arm.
+def accuracy_table(results: Sequence[Result], *, rule: Rule = "head") -> str:
+    """A markdown table of the accuracy on all classes seen after each phase, and a caption.
 
-    A curve is the mean over seeds, its band the range over seeds, the number in the legend its
-    average incremental accuracy. Arms without metrics by this rule are left out. Returns the
-    matplotlib figure, and saves it if a path is given.
+    These are the numbers that `plot_accuracy` draws: one row per arm, one column per phase.
     """
-    arms = [arm for arm in _arms(results) if _metrics(results, arm, rule)]
-    if not arms:
-        raise ConfigurationError(f"no accuracy to plot: no result has metrics by rule={rule!r}.")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    classes = results[0].classes
-    for index, arm in enumerate(arms):
-        runs = _metrics(results, arm, rule)
-        phases = list(zip(*([metrics["all"] for metrics in run] for run in runs), strict=True))
-        average = fmean(run[-1]["average"] for run in runs)
-        color = COLORS.get(arm, OTHER_COLORS[index % len(OTHER_COLORS)])
-        if len(runs) > 1:
-            low, high = map(min, phases), map(max, phases)
-            axes.fill_between(classes, list(low), list(high), color=color, alpha=0.18, linewidth=0)
-        axes.plot(
-            classes,
-            [fmean(values) for values in phases],
-            color=color,
-            linestyle="--" if arm == UPPER_BOUND else "-",
-            linewidth=1.8,
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=5,
-            label=f"{arm} ({average:.1f})",
-        )
-    axes.set_xticks(_labelled(classes))
-    axes.set_xticks(classes, minor=True)
-    axes.set_xlabel("number of classes seen", fontsize=12)
-    axes.set_ylabel("accuracy on all classes seen (%)", fontsize=12)
-    axes.set_title(title, fontsize=13)
-    axes.tick_params(labelsize=11)
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        loc="outside lower center",
-        ncols=2,
-        frameon=False,
-        fontsize=11,
-        title=f"by {RULES[rule]}; in brackets the average over phases",
-        title_fontsize=10,
-    )
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
+    rows = []
+    for arm in arm_names(results):
+        runs = metrics_of(results, arm, rule)
+        if runs:
+            phases = [_mean([run[phase]["all"] for run in runs]) for phase in range(len(runs[0]))]
+            last = [[run[-1][key] for run in runs] for key in ("average", "forgetting")]
+            rows.append([arm, RULES[rule], *phases, *map(_mean, last)])
+    classes = [f"{count} classes" for count in results[0].classes]
+    header = ["arm", "rule", *classes, "average", "forgetting"]
+    caption = "Test accuracy in per cent on all classes seen so far, mean over seeds."
+    return f"{_table(header, rows)}\n\n{caption}\n"
 
 
 def write_summary(
@@ -214,69 +195,52 @@ def write_summary(
     notes: Sequence[str] = (),
     reported: Rule | None = None,
 ) -> None:
-    """Write a markdown page: heading, the command behind the numbers, both tables, pictures.
+    """Write a markdown page with the command, the tables and the plots.
 
-    `accuracy.png` and `alpha.png` are shown if they are beside the page. The comparison with the
-    plain network is left out where there is none. A reader sees the old page or the new one, never
-    a part.
+    `accuracy.png` and `alpha.png` are shown if they are in the same folder. The differences to the
+    plain network are shown if it is among the results.
     """
     path = Path(path)
     parts = [f"# {heading}", f"```\n{command}\n```"]
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
     parts += ["## Accuracy", results_table(results, reported=reported).rstrip()]
-    arms = _arms(results)
+    arms = arm_names(results)
     if PLAIN in arms and len(arms) > 1:
         parts += ["## Against the plain network", paired_table(results, reported=reported).rstrip()]
     pictures = {"accuracy.png": "accuracy over the phases", "alpha.png": "α over the phases"}
     parts += [
         f"![{text}]({name})" for name, text in pictures.items() if (path.parent / name).exists()
     ]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, "\n\n".join(parts) + "\n")
 
 
-_SPREAD = "mean over seeds, ± half the range over seeds"
+def signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0: no "-0.00"
 
 
-def _arms(results: Sequence[Result]) -> list[str]:
-    """In the order of the results, the plain network first and the upper bound last."""
-    if not results:
-        raise ConfigurationError("no results: expected at least one finished run.")
-    runs = set()
-    for result in results:
-        if (result.arm, result.seed) in runs:
-            raise ConfigurationError(
-                f"two results of {result.arm!r} with seed {result.seed}; expected one run for each "
-                f"arm and seed"
-            )
-        runs.add((result.arm, result.seed))
-        if result.classes != results[0].classes:
-            raise ConfigurationError(
-                f"{result.arm!r}, seed {result.seed} has classes={result.classes}, "
-                f"{results[0].arm!r}, seed {results[0].seed} has {results[0].classes}; expected "
-                f"the same phases in all results"
-            )
-    arms = dict.fromkeys(result.arm for result in results)
-    return sorted(arms, key=lambda arm: (arm != PLAIN) + (arm == UPPER_BOUND))
+def interval(differences: Sequence[float]) -> str:
+    """The 95% interval of their mean by Student's t, as text."""
+    if not differences:
+        return "no seed in common"
+    if len(differences) == 1:
+        return "one seed, no interval"
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    mean, count = fmean(differences), len(differences)
+    half = t.ppf(0.975, count - 1) * stdev(differences) / math.sqrt(count)
+    return f"{signed(mean - half)} to {signed(mean + half)}"
 
 
-def _rules(reported: Rule | None) -> list[Rule]:
-    if reported is not None and reported not in RULES:
-        raise ConfigurationError(f"reported={reported!r}; expected one of {list(RULES)}")
-    return sorted(RULES, key=lambda rule: rule != reported)
-
-
-def _metrics(results: Sequence[Result], arm: str, rule: Rule) -> list[list[dict[str, Any]]]:
-    """Of each seed of the arm, where there are metrics by this rule."""
+def _check_rule(rule: Rule, name: str) -> None:
     if rule not in RULES:
-        raise ConfigurationError(f"rule={rule!r}; expected one of {list(RULES)}")
-    runs = (result.by(rule) for result in results if result.arm == arm)
-    return [run for run in runs if run is not None]
+        raise ConfigurationError(f"{name}={rule!r}: must be one of {list(RULES)}.")
+
+
+def _reported_first(reported: Rule | None) -> list[Rule]:
+    if reported is not None:
+        _check_rule(reported, "reported")
+    return sorted(RULES, key=lambda rule: rule != reported)
 
 
 def _averages(results: Sequence[Result], arm: str, rule: Rule) -> dict[int, float]:
@@ -296,54 +260,8 @@ def _mean_and_spread(values: Sequence[float]) -> str:
     return f"{_mean(values)} ± {(max(values) - min(values)) / 2:.2f}"
 
 
-def signed(value: float) -> str:
-    return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0: no "-0.00"
-
-
-def interval(differences: Sequence[float]) -> str:
-    """The 95% interval of their mean by Student's t, in words where there is none."""
-    if not differences:
-        return "no seed in common"
-    if len(differences) == 1:
-        return "one seed, no interval"
-    mean, count = fmean(differences), len(differences)
-    half = _student(count - 1) * stdev(differences) / math.sqrt(count)
-    return f"{signed(mean - half)} to {signed(mean + half)}"
-
-
-def _labelled(classes: Sequence[int]) -> list[int]:
-    """At equal steps up to the last phase; from the first one if such a step is near."""
-    steps = len(classes) - 1
-    least = max(1, math.ceil(steps / (X_LABELS - 1)))
-    step = next((step for step in range(least, 2 * least + 1) if steps % step == 0), least)
-    return list(classes[::-1][::step][::-1])
-
-
-def _student(freedom: int, probability: float = 0.95) -> float:
-    """t such that |Student's t| with this many degrees of freedom is below it at `probability`."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = _within(middle, freedom) < probability
-        low, high = (middle, high) if below else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _within(theta: float, freedom: int) -> float:
-    """Probability that |Student's t| < √freedom · tan(theta): the finite sums for whole degrees of
-    freedom, Abramowitz and Stegun 26.7.3 and 26.7.4."""
-    odd = freedom % 2
-    term = math.cos(theta) if odd else 1.0
-    total = 0.0
-    for power in range(odd, freedom - 1, 2):  # the power of the cosine in this term
-        total += term
-        term *= math.cos(theta) ** 2 * (power + 1) / (power + 2)
-    total *= math.sin(theta)
-    return 2 / math.pi * (theta + total) if odd else total
-
-
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown that is aligned as plain text too; the first two columns are words, then numbers."""
+    """A markdown table, aligned as plain text too. The first two columns are words."""
     cells = [[text.replace("|", r"\|") for text in row] for row in (header, *rows)]
     widths = [max(len(text) for text in column) for column in zip(*cells, strict=True)]
 

@@ -1,4 +1,4 @@
-"""What a run was asked to do, as JSON; and what of that its first phase depends on."""
+"""The settings of a run as JSON, and the part of them that its first phase depends on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch import nn
 
 from aanets_plugin.adapters.continuum.phases import Phases
 from aanets_plugin.baselines.method import Method
+from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
-from aanets_plugin.experiments.run_folder import RunFolder
-from aanets_plugin.experiments.settings import AANets, Memory, Training
+from aanets_plugin.experiments.run_folder import RunFolder, describe_differences
+from aanets_plugin.experiments.settings import Memory, Training
 
 
 def run_config(
     method: Method,
-    aanets: AANets | None,
+    aanets: AANetConfig | None,
     memory: Memory,
     training: Training,
     seed: int,
@@ -26,12 +27,12 @@ def run_config(
     phases: Phases,
     accelerator: Accelerator,
 ) -> dict[str, Any]:
-    """All that the numbers of a run depend on."""
+    """Everything that the results of a run depend on."""
     order = getattr(phases.scenarios[0], "class_order", None)
     count = sum(p.numel() for p in backbone.parameters())
     return {
         "method": method.settings(),
-        "aanets": None if aanets is None else dataclasses.asdict(aanets),
+        "aanets": None if aanets is None else _aanets_settings(aanets),
         "memory": dataclasses.asdict(memory),
         "training": dataclasses.asdict(training),
         "seed": seed,
@@ -48,8 +49,27 @@ def run_config(
     }
 
 
+def _aanets_settings(config: AANetConfig) -> dict[str, Any]:
+    """Four options are always written, the others only where they differ from the default.
+
+    So the file of a run does not change when `AANetConfig` gets a new option.
+    """
+    settings: dict[str, Any] = {
+        "blocks": config.blocks,
+        "stem": config.stem,
+        "alpha_lr": config.lr,
+        "balanced_per_class": config.per_class,
+    }
+    for name, value in vars(config).items():
+        if name not in ("blocks", "stem", "lr", "per_class") and value != getattr(DEFAULTS, name):
+            settings[name] = value
+    if config.schedule is not None:
+        settings["schedule"] = getattr(config.schedule, "__name__", type(config.schedule).__name__)
+    return settings
+
+
 def base_config(config: dict[str, Any], method: Method, training: Training) -> dict[str, Any]:
-    """All that the network after the first phase depends on."""
+    """Everything that the network after the first phase depends on."""
     shared = {key: config[key] for key in ("seed", "backbone", "data", "precision", "processes")}
     return {
         **shared,
@@ -66,20 +86,17 @@ def base_config(config: dict[str, Any], method: Method, training: Training) -> d
 
 
 def load_base(folder: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The network that the run in `folder` had after its first phase, if that was as `wanted`."""
+    """The network of the run in `folder` after its first phase, if trained with `wanted`."""
     file = RunFolder(folder).base
     state = checkpoint.load(file)
     if state is None:
         raise ConfigurationError(
-            f"base={str(folder)!r}: {file} does not exist; run the first phase there."
+            f"base={str(folder)!r}: {file} does not exist. Run the first phase there."
         )
-    found = state["config"]
-    different = [key for key in wanted if found.get(key) != wanted[key]]
-    if different:
-        lines = "; ".join(f"{key}: {found.get(key)} there, {wanted[key]} now" for key in different)
+    if differences := describe_differences(state["config"], wanted, wanted):
         raise ConfigurationError(
-            f"base={str(folder)!r} was trained with other settings ({lines}); its first phase "
-            f"cannot stand for that of this run."
+            f"base={str(folder)!r}: its first phase was trained with other settings "
+            f"({differences}). Use the same settings, or leave out base."
         )
     net: dict[str, Any] = state["net"]
     return net

@@ -1,8 +1,9 @@
-"""A run's folder: what was asked for, what was measured, pictures, and the state to go on from."""
+"""The folder of a run: settings, measurements, plots, and the checkpoints to resume from."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,19 @@ from aanets_plugin.baselines.method import Rule
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
-from aanets_plugin.experiments.results import Result, plot_accuracy, write_summary
+from aanets_plugin.experiments.accuracy_plot import plot_accuracy
+from aanets_plugin.experiments.results import Result, write_summary
 from aanets_plugin.plots import plot_alpha
 
 
 class RunFolder:
-    """`config.json`, `metrics.jsonl`, `alpha.csv`, `accuracy.png`, `alpha.png`, `summary.md`, and
-    `checkpoint/` with `phase.pt` (the end of the last phase), `epoch.pt` (the last epoch since) and
-    `base.pt` (the network after the first phase, for other runs to start from)."""
+    """Paths and files of a run.
+
+    The folder has `config.json`, `metrics.jsonl`, `alpha.csv`, `accuracy.png`, `alpha.png` and
+    `summary.md`. Its subfolder `checkpoint/` has `phase.pt` (the end of the last phase), `epoch.pt`
+    (the last epoch) and `base.pt` (the network after the first phase, which other runs can start
+    from).
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -26,40 +32,38 @@ class RunFolder:
         self.base = self.path / "checkpoint" / "base.pt"
 
     def open(self, config: dict[str, Any], *, resume: bool) -> None:
-        """Check that the folder is free, or holds the run that is to go on."""
+        """Check that the folder is free, or that its run has these settings and may resume."""
         file = self.path / "config.json"
         if not file.exists():
             if self.phase.exists() or self.epoch.exists():
                 raise ConfigurationError(
-                    f"{self.path} holds checkpoints of a run and no config.json that would say "
-                    f"which. Give another output folder, or put the file back."
+                    f"{self.path} holds checkpoints but no config.json. Use another output folder, "
+                    f"or restore the file."
                 )
             return
         if not resume:
             raise ConfigurationError(
-                f"{self.path} holds a run already. Give another output folder, or resume it "
-                f"(resume=True, --resume)."
+                f"{self.path} holds a run already. Use another output folder, or resume the run "
+                f"(resume=True, on the command line --resume)."
             )
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            saved = json.loads(file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise ConfigurationError(f"{file} cannot be read: {error}.") from error
-        wanted = json.loads(json.dumps(config))
-        different = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
-        if different:
-            lines = "; ".join(
-                f"{key}: {found.get(key)} there, {wanted.get(key)} now" for key in different
-            )
             raise ConfigurationError(
-                f"{self.path} holds a run with other settings ({lines}). Give the same settings to "
-                f"go on, or another output folder."
+                f"{file} cannot be read: {error}. Use another output folder."
+            ) from error
+        wanted = json.loads(json.dumps(config))
+        if differences := describe_differences(saved, wanted, {**wanted, **saved}):
+            raise ConfigurationError(
+                f"{self.path} holds a run with other settings ({differences}). Use the same "
+                f"settings to resume it, or another output folder."
             )
 
     def write_config(self, config: dict[str, Any]) -> None:
         checkpoint.write_text(self.path / "config.json", json.dumps(config, indent=2) + "\n")
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        """One line per phase."""
+        """Write one line per phase."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
         checkpoint.write_text(self.path / "metrics.jsonl", text)
 
@@ -76,7 +80,7 @@ class RunFolder:
         command: str,
         reported: Rule,
     ) -> None:
-        """Pictures and the summary, at the end."""
+        """Draw the plots and write the summary of a finished run."""
         if bilevel is not None and bilevel.history:
             plot_alpha(bilevel.history, self.path / "alpha.png")
         plot_accuracy([result], self.path / "accuracy.png", rule=reported, title=heading)
@@ -87,3 +91,12 @@ class RunFolder:
             command=command,
             reported=reported,
         )
+
+
+def describe_differences(saved: dict[str, Any], wanted: dict[str, Any], keys: Iterable[str]) -> str:
+    """The settings that differ, for an error message; empty if all are equal."""
+    return "; ".join(
+        f"{key}: {saved.get(key)} there, {wanted.get(key)} now"
+        for key in keys
+        if saved.get(key) != wanted.get(key)
+    )

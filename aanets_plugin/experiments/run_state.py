@@ -11,8 +11,8 @@ from aanets_plugin.baselines.lifecycle import grow_head
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.bilevel import BilevelStrategy
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
-from aanets_plugin.experiments.settings import AANets
 
 
 class RunState:
@@ -22,7 +22,7 @@ class RunState:
         self,
         net: IncrementalNet,
         method: Method,
-        aanets: AANets | None,
+        aanets: AANetConfig | None,
         exemplars: RehearsalMemory,
     ) -> None:
         self.net = net
@@ -36,9 +36,9 @@ class RunState:
         """End the first phase. With AANets, the trained network becomes the stable branch."""
         if self.aanets is None:
             return
-        convert_to_aanet(self.net.backbone, blocks=self.aanets.blocks, stem=self.aanets.stem)
-        self.bilevel = BilevelStrategy(
-            self.net, lr=self.aanets.alpha_lr, base_phase=False, first_phase=1
+        convert_to_aanet(self.net.backbone, **self.aanets.conversion)
+        self.bilevel = BilevelStrategy.from_config(
+            self.net, self.aanets, base_phase=False, first_phase=1
         )
 
     def weights(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""A run: one method on a Continuum scenario through all phases, with AANets or without.
+"""run: a method on a Continuum scenario, with AANets or without, through all phases.
 
-A phase grows the head, trains (with an update of α after each epoch), stores exemplars, fine-tunes,
-measures and saves. The random numbers depend on the seed, the phase and the epoch alone, so a
-resumed run is bit-identical.
+The steps of a phase: grow the head, train (with an α update after each epoch), choose exemplars,
+fine-tune, measure, save. Random numbers depend on the seed, the phase and the epoch alone, so a
+checkpoint need not store their state, and a resumed run is bit-identical.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from aanets_plugin.baselines.lifecycle import (
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.metrics import PhaseMetrics, phase_metrics
 from aanets_plugin.baselines.prediction import class_means, nearest_mean
-from aanets_plugin.config import EXEMPLARS_PER_CLASS
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
-from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
 from aanets_plugin.experiments.run_config import base_config, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.run_state import RunState
-from aanets_plugin.experiments.settings import AANets, Memory, Training
+from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import Curves, Trainer, default_accelerator
 from aanets_plugin.levels import levels
+from aanets_plugin.stages import find_stages
 
 
 def run(
@@ -59,7 +60,7 @@ def run(
     method: Method,
     *,
     output: str | Path,
-    aanets: AANets | None = None,
+    aanets: AANetConfig | None = None,
     memory: Memory | None = None,
     training: Training | None = None,
     seed: int = 0,
@@ -70,30 +71,31 @@ def run(
     progress: bool = True,
     command: str = "",
 ) -> Result:
-    """Run all phases and return the measurements.
+    """Run a method through all phases of a scenario and return the measurements.
 
     Args:
-        train, test: Continuum's ClassIncremental scenarios, with the same class order.
-        backbone: A network, with or without a classifier, or a function that returns one.
-        method: One of the methods in `aanets_plugin.baselines`.
-        output: The folder of the run.
-        aanets: Options of the architecture and of α. None: the plain network.
-        memory: Exemplars per class or in total. Default: 20 per class.
-        training: Settings of the training.
-        seed: Seed of all random numbers.
-        resume: Continue the run in `output`, or start it if there is none.
-        base: Folder of a run whose first phase is reused. Its seed, data, backbone, head and
-            training must be the same.
-        accelerator: Accelerate's Accelerator, for devices and precision. Default:
-            `default_accelerator()`.
-        tensorboard: Also write curves to `output`/tensorboard.
-        progress: Show progress bars.
-        command: The command line, for the summary.
+        train, test: Continuum's `ClassIncremental` scenarios with the same class order.
+        backbone: a network, with or without a classifier, or a function that returns one.
+        method: a method of `aanets_plugin.baselines`.
+        output: the folder of the run; `RunFolder` lists its files.
+        aanets: the options of AANets, as `AANets(…)` or an `AANetConfig`. None: plain network.
+        memory: the number of exemplars. Default: `Memory()`, 20 per class.
+        training: epochs, learning rate and so on. Default: `Training()`, the paper's values.
+        seed: the seed of all random numbers.
+        resume: continue the run in `output` from its last epoch; start one if there is none. A
+            resumed run is bit-identical to one that was never stopped.
+        base: the folder of a run whose first phase is used instead of training one. It must have
+            the same seed, data, backbone, head and training.
+        accelerator: an `accelerate.Accelerator`, for devices, precision and processes.
+        tensorboard: write curves to `output`/tensorboard as well.
+        progress: show progress bars.
+        command: the command line, to be shown in the summary.
 
-    Example:
+    Example::
 
         train, test = scenarios(load_data("digits"), base_classes=4, phases=3)
         result = run(train, test, resnet20, LUCIR(), aanets=AANets(), output="runs/lucir")
+        print(result.head[-1]["average"])
     """
     return Run(**locals()).finish()
 
@@ -109,7 +111,7 @@ class Run:
         method: Method,
         *,
         output: str | Path,
-        aanets: AANets | None = None,
+        aanets: AANetConfig | None = None,
         memory: Memory | None = None,
         training: Training | None = None,
         seed: int = 0,
@@ -130,9 +132,10 @@ class Run:
 
         seed_everything(seed)
         net = build_network(backbone, method, self.phases.increments[0], self.phases.input_shape)
-        memory = memory or Memory(per_class=EXEMPLARS_PER_CLASS)
+        memory = memory or Memory()
+        converted = None if aanets is None else converted_copy(net.backbone, aanets)
         if not method.keeps_all_data:
-            memory = remaining_memory(memory, aanets, net.backbone, self.phases)
+            memory = exemplars_left(memory, aanets, converted, self.phases)
         exemplars = rehearsal_memory(
             self.phases.classes, per_class=memory.per_class, total=memory.total
         )
@@ -181,12 +184,12 @@ class Run:
 
     @property
     def arm(self) -> str:
-        """The kind of the run, as it is called in reports."""
+        """The kind of run, as it is called in reports."""
         if self.method.keeps_all_data:
             return "upper bound"
         if self.aanets is None:
             return "plain"
-        return f"AANets, {'learned' if self.aanets.alpha_lr else 'fixed'} α"
+        return f"AANets, {'learned' if self.aanets.lr else 'fixed'} α"
 
     @property
     def result(self) -> Result:
@@ -241,7 +244,7 @@ class Run:
         if bilevel is None or self.aanets is None:
             return
         seed_everything(self.seed, phase, epoch, 2, self.accelerator.process_index)
-        per_class = self.aanets.balanced_per_class
+        per_class = self.aanets.per_class
 
         def balanced() -> Any:
             loader = balanced_loader(
@@ -258,7 +261,7 @@ class Run:
             bilevel.after_epoch(balanced)
         for level in levels(self.state.net):
             assert level.alpha is not None
-            self.curves.add(f"alpha/{level.name}", float(level.alpha[0]), phase, epoch)
+            self.curves.add(f"alpha/{level.name}", level.alpha[0].item(), phase, epoch)
 
     def _end_base(self) -> None:
         """Save the network of the first phase for other runs, and make it the stable branch."""
@@ -352,29 +355,39 @@ class Run:
         return int(state["epoch"]) + 1
 
 
-def remaining_memory(
-    memory: Memory, aanets: AANets | None, backbone: nn.Module, phases: Phases
+def converted_copy(backbone: nn.Module, aanets: AANetConfig) -> nn.Module:
+    """A converted copy of the backbone, which checks the conversion before anything is trained."""
+    if aanets.stages is None and not find_stages(backbone):
+        names = ", ".join(name for name, _ in backbone.named_children())
+        raise UnsupportedModelError(
+            f"{type(backbone).__name__} has no residual stage that is found automatically; its "
+            f"modules are {names}. Name the stages in forward order: AANets(stages=[…]), on the "
+            f"command line --stages."
+        )
+    return convert_to_aanet(copy.deepcopy(backbone), **aanets.conversion)
+
+
+def exemplars_left(
+    memory: Memory, aanets: AANetConfig | None, converted: nn.Module | None, phases: Phases
 ) -> Memory:
-    """Return the memory without the share that AANets take of a strict one; checks its size."""
-    if aanets is not None:
-        trial = copy.deepcopy(backbone)
-        convert_to_aanet(trial, blocks=aanets.blocks, stem=aanets.stem)
-        memory = memory.left_beside(trial, phases.classes, phases.input_shape)
-    if memory.of_each(phases.classes) < 1:
+    """The memory that is left beside the converted backbone, checked against the data."""
+    if converted is not None:
+        memory = memory.reduced_for(converted, phases.classes, phases.input_shape)
+    if memory.exemplars_per_class(phases.classes) < 1:
         raise ConfigurationError(
-            f"a memory of {memory.total} exemplars has none for each of {phases.classes} classes. "
-            f"Pass at least {phases.classes}."
+            f"total={memory.total}: must be ≥ {phases.classes}, one exemplar for each of the "
+            f"{phases.classes} classes."
         )
     fewest = min(phases.smallest)
     if memory.per_class is not None and fewest < memory.per_class:
         raise ConfigurationError(
-            f"per_class={memory.per_class} exemplars, but a class has {fewest} training samples: "
-            f"must be ≤ {fewest}."
+            f"per_class={memory.per_class} exemplars: must be ≤ {fewest}, since a class has only "
+            f"{fewest} training samples."
         )
-    most = min(fewest, memory.of_each(phases.classes))
-    if aanets is not None and (aanets.balanced_per_class or 0) > most:
+    most = min(fewest, memory.exemplars_per_class(phases.classes))
+    if aanets is not None and (aanets.per_class or 0) > most:
         raise ConfigurationError(
-            f"balanced_per_class={aanets.balanced_per_class}: must be ≤ {most}, the samples that a "
-            f"class has in the last phase, or None."
+            f"per_class={aanets.per_class} samples to balance α on: must be ≤ {most}, since a "
+            f"class has only {most} at the end of the run."
         )
     return memory

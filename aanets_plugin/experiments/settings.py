@@ -1,43 +1,48 @@
-"""The settings of a run: architecture, memory, training. They are checked when they are made."""
+"""The settings of a run: AANets, exemplar memory and training. Values are checked on creation."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from aanets_plugin.baselines.lifecycle import cosine_factor
 from aanets_plugin.budget import MemoryBudget
+from aanets_plugin.config import DEFAULTS, EXEMPLARS_PER_CLASS, AANetConfig
 from aanets_plugin.errors import ConfigurationError
 
 
-@dataclass(frozen=True)
-class AANets:
-    """Blocks and stem of `convert_to_aanet`; `alpha_lr` is `BilevelStrategy`'s, 0 keeps α fixed."""
+def AANets(
+    blocks: Sequence[str] = DEFAULTS.blocks,
+    stem: str = DEFAULTS.stem,
+    alpha_lr: float | None = None,
+    balanced_per_class: int | None = DEFAULTS.per_class,
+    **options: Any,
+) -> AANetConfig:
+    """Short form of `AANetConfig` for runs: `alpha_lr` is its `lr`, `balanced_per_class` its
+    `per_class`. All other options of `AANetConfig` can be passed by name.
 
-    blocks: tuple[str, ...] = ("all", "scaling")
-    stem: str = "stable"
-    alpha_lr: float = 0.03
-    balanced_per_class: int | None = None
-    """Samples of each class in an α update; by default as many as the smallest class has."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha_lr < math.inf:
-            raise ConfigurationError(
-                f"alpha_lr={self.alpha_lr}: expected a number that is not negative."
-            )
-        if self.balanced_per_class is not None and self.balanced_per_class < 1:
-            raise ConfigurationError(
-                f"balanced_per_class={self.balanced_per_class}: expected at least 1, or None."
-            )
+    Example:
+        >>> AANets(alpha_lr=0.1).lr
+        0.1
+        >>> AANets(stages=["layer2", "layer3"], alpha=(0.7, 0.3)).alpha
+        (0.7, 0.3)
+    """
+    names: dict[str, Any] = {"lr": alpha_lr, "per_class": balanced_per_class}
+    return AANetConfig(blocks=blocks, stem=stem, **names, **options)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Exemplars: so many of each class, or so many in total, shared by the classes seen.
+    """How many exemplars of old classes are kept. Default: 20 per class, as in the paper.
 
-    `strict` takes the extra parameters of AANets out of the exemplars (the paper's supplement B).
+    Args:
+        per_class: exemplars of each class.
+        total: exemplars of all classes together, shared equally by the classes seen so far.
+        strict: count the additional parameters of AANets as memory, and keep fewer exemplars by
+            that amount (the paper's supplement B).
     """
 
     per_class: int | None = None
@@ -45,18 +50,16 @@ class Memory:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if (self.per_class is None) == (self.total is None):
-            raise ConfigurationError(
-                f"per_class={self.per_class}, total={self.total}: expected one of the two, the "
-                f"number of exemplars of each class or of all classes together."
-            )
+        if self.per_class is None and self.total is None:
+            object.__setattr__(self, "per_class", EXEMPLARS_PER_CLASS)
+        given = f"per_class={self.per_class}, total={self.total}"
+        if self.per_class is not None and self.total is not None:
+            raise ConfigurationError(f"{given}: must not both be set. Leave one of them out.")
         if (self.per_class or self.total or 0) < 1:
-            raise ConfigurationError(
-                f"per_class={self.per_class}, total={self.total}: expected at least 1 exemplar."
-            )
+            raise ConfigurationError(f"{given}: must be ≥ 1.")
 
-    def left_beside(self, net: nn.Module, classes: int, input_shape: tuple[int, ...]) -> Memory:
-        """The memory that a converted network leaves: this one, or a smaller one if `strict`."""
+    def reduced_for(self, net: nn.Module, classes: int, input_shape: tuple[int, ...]) -> Memory:
+        """The memory beside a converted network: smaller if `strict`, otherwise the same."""
         if not self.strict:
             return self
         if self.per_class is not None:
@@ -65,8 +68,8 @@ class Memory:
         assert self.total is not None
         return Memory(total=MemoryBudget(self.total, 1, input_shape).exemplars_for(net))
 
-    def of_each(self, classes: int) -> int:
-        """Exemplars of a class when so many classes share the memory."""
+    def exemplars_per_class(self, classes: int) -> int:
+        """Exemplars of each class when `classes` classes have been seen."""
         if self.per_class is not None:
             return self.per_class
         assert self.total is not None
@@ -75,22 +78,24 @@ class Memory:
 
 @dataclass(frozen=True)
 class Training:
-    """The lower level. Defaults are the paper's for CIFAR-100."""
+    """How the network is trained (the lower level). The defaults are the paper's for CIFAR-100."""
 
     epochs: int = 160
     base_epochs: int | None = None
-    """Epochs of the first phase; by default `epochs`."""
+    """Epochs of the first phase. Default: `epochs`."""
     batch_size: int = 128
-    """In all processes together."""
+    """Samples in a step, over all processes together."""
     lr: float = 0.1
     base_lr: float | None = None
+    """Learning rate of the first phase. Default: `lr`."""
     momentum: float = 0.9
     weight_decay: float = 5e-4
     schedule: str | None = None
-    """``"step"``, ``"cosine"``, or None for the method's own."""
+    """Either "step" or "cosine". Default: the schedule of the method."""
     milestones: tuple[float, ...] = (0.5, 0.75)
-    """Where in a phase the learning rate falls to a tenth, as shares of its epochs."""
+    """When "step" divides the learning rate by 10, as fractions of the epochs of a phase."""
     workers: int = 0
+    """Processes that load images."""
 
     def __post_init__(self) -> None:
         positive = {
@@ -102,10 +107,11 @@ class Training:
         }
         for name, value in positive.items():
             if not value > 0:
-                raise ConfigurationError(f"{name}={value}: expected more than 0.")
+                raise ConfigurationError(f"{name}={value}: must be > 0.")
         if self.schedule not in (None, "step", "cosine"):
             raise ConfigurationError(
-                f"schedule={self.schedule!r}: expected 'step', 'cosine', or None for the method's."
+                f"schedule={self.schedule!r}: must be 'step', 'cosine', or None for the schedule "
+                f"of the method."
             )
 
     def epochs_of(self, phase: int) -> int:
@@ -115,12 +121,13 @@ class Training:
         return self.base_lr if phase == 0 and self.base_lr is not None else self.lr
 
     def factor(self, epoch: int, epochs: int, schedule: str) -> float:
-        """What the learning rate is multiplied with in this epoch, counted from 0.
+        """The factor on the learning rate in this epoch, counted from 0.
 
-        >>> [Training().factor(epoch, 160, "step") for epoch in (0, 79, 80, 120)]
-        [1.0, 1.0, 0.1, 0.01]
-        >>> Training().factor(0, 1, "step")
-        1.0
+        Example:
+            >>> [Training().factor(epoch, 160, "step") for epoch in (0, 79, 80, 120)]
+            [1.0, 1.0, 0.1, 0.01]
+            >>> Training().factor(0, 1, "step")
+            1.0
         """
         if schedule == "cosine":
             return cosine_factor(epoch, epochs)

@@ -1,7 +1,7 @@
-"""Continuum: balanced data for α, a herded rehearsal memory, and scenarios as phases.
+"""Continuum: balanced data for α, a rehearsal memory with herding, and scenarios as phases.
 
-The names of the experiment runner are in `aanets_plugin.experiments`; `run`, `scenarios` and the
-others that were here before can still be imported from here.
+This package needs torch and Continuum. The names of the experiment runner, such as `run`, are in
+`aanets_plugin.experiments`; they can also be imported from here, and are loaded on first use.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ from .phases import Phases
 
 __all__ = ["Phases", "balanced_loader", "herd_samples", "rehearsal_memory"]
 
-_MOVED = ("AANets", "Memory", "Result", "Training", "load_data", "run", "scenarios")
+_IN_EXPERIMENTS = (
+    "AANets",
+    "Memory",
+    "Result",
+    "Training",
+    "compare",
+    "load_data",
+    "run",
+    "scenarios",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
+    if name not in _IN_EXPERIMENTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("aanets_plugin.experiments"), name)

@@ -1,4 +1,4 @@
-"""Continuum: the balanced data of α from a task set and a rehearsal memory."""
+"""balanced_loader: class-balanced data for α from a task set and a rehearsal memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ def balanced_loader(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    """A loader for `BilevelStrategy.after_epoch`: the same number of samples of every class.
+    """A loader for `BilevelStrategy.after_epoch` with the same number of samples of every class.
+
+    The transforms of the task set apply to all samples. `taskset` itself is not changed.
 
     Args:
-        taskset: Continuum's task set of this phase, with or without the memory's samples added.
-        memory: Continuum's RehearsalMemory; None, or empty, where `taskset` has all there is.
-        per_class: samples of each class; by default as many as the smallest class has.
-        generator: draws the samples and their order.
-        options: anything else that torch's DataLoader takes.
+        taskset: Continuum's task set of this phase, with or without the samples of the memory.
+        memory: Continuum's `RehearsalMemory`. None or empty: use the samples of `taskset` alone.
+        per_class: samples of each class. Default: as many as the smallest class has.
+        batch_size: samples in a batch.
+        generator: the random numbers that choose the samples and their order.
+        options: other arguments of torch's `DataLoader`.
 
-    The task set's transforms apply to all samples, and `taskset` itself is left as it is.
+    Example::
 
         for taskset in scenario:
             loader = balanced_loader(taskset, memory)
@@ -39,8 +42,8 @@ def balanced_loader(
     """
     if not hasattr(taskset, "_y") or not hasattr(taskset, "add_samples"):
         raise ConfigurationError(
-            f"expected a Continuum task set, got a {type(taskset).__name__}; pass what iterating "
-            f"over a scenario gives."
+            f"taskset is a {type(taskset).__name__}: must be a Continuum task set. Pass an element "
+            f"of a scenario."
         )
     joined = taskset
     if memory is not None and len(memory):

@@ -1,4 +1,4 @@
-"""Continuum's rehearsal memory, filled by herding; and learned images put into it."""
+"""Continuum's rehearsal memory: herding, saved state, and images that a method has learned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 def rehearsal_memory(
     classes: int, *, per_class: int | None = None, total: int | None = None
 ) -> RehearsalMemory:
-    """An empty memory of Continuum for so many classes in the end, with iCaRL's herding."""
+    """An empty memory of Continuum that chooses exemplars by herding, as in iCaRL.
+
+    Args:
+        classes: the number of classes after the last phase.
+        per_class: exemplars of each class.
+        total: exemplars of all classes together, if `per_class` is None.
+    """
     size = total if per_class is None else per_class * classes
     return RehearsalMemory(
         size, herd_samples, fixed_memory=per_class is not None, nb_total_classes=classes
@@ -41,14 +47,14 @@ def herd_samples(
 
 
 def with_samples(taskset: Any, samples: Arrays) -> Any:
-    """A task set like `taskset`, transforms included, of these samples alone."""
-    like = copy.copy(taskset)
-    like._x, like._y, like._t = samples
-    return like
+    """A copy of `taskset` that has these samples and the same transforms."""
+    replaced = copy.copy(taskset)
+    replaced._x, replaced._y, replaced._t = samples
+    return replaced
 
 
 def state_of(memory: RehearsalMemory) -> dict[str, Any]:
-    """What the memory holds, as tensors and strings."""
+    """The contents of the memory as tensors and strings, for a checkpoint."""
     x, y, t = memory.get()
     paths = x.dtype.kind in "UO"
     return {
@@ -59,6 +65,7 @@ def state_of(memory: RehearsalMemory) -> dict[str, Any]:
 
 
 def restore(memory: RehearsalMemory, state: dict[str, Any]) -> None:
+    """Fill the memory from the result of `state_of`."""
     x = state["x"]
     memory._x = np.array(x) if isinstance(x, list) else x.numpy()
     memory._y, memory._t = state["y"].numpy(), state["t"].numpy()
@@ -66,7 +73,7 @@ def restore(memory: RehearsalMemory, state: dict[str, Any]) -> None:
 
 
 def pixel_bounds(transforms: Any) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the normalisation that these transforms end with; 0 and 1 if none."""
+    """Mean and standard deviation of the normalisation in these transforms; 0 and 1 if none."""
     for transform in getattr(transforms, "transforms", [transforms]):
         if hasattr(transform, "mean") and hasattr(transform, "std"):
             mean, std = (torch.as_tensor(v).float() for v in (transform.mean, transform.std))
@@ -77,9 +84,9 @@ def pixel_bounds(transforms: Any) -> tuple[Tensor, Tensor]:
 def put_images(
     memory: RehearsalMemory, rows: np.ndarray, images: Tensor, transforms: Any, folder: Path
 ) -> None:
-    """Put images as the network takes them in place of those in the memory's `rows`.
+    """Replace the images in these rows of the memory by `images`, given as network inputs.
 
-    They are stored as the others are: 8-bit arrays, or picture files in `folder` and their paths.
+    They are stored in the form of the others: as 8-bit arrays, or as image files in `folder`.
     """
     mean, std = pixel_bounds(transforms)
     bytes_ = ((images.cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
@@ -98,9 +105,9 @@ def put_images(
         return
     if arrays.shape[1:] != memory._x.shape[1:]:
         raise ConfigurationError(
-            f"learned exemplars have the shape {arrays.shape[1:]}, stored images "
-            f"{memory._x.shape[1:]}; they must be the same. Resize the data set itself, so that "
-            f"its test transforms keep the size of an image."
+            f"learned exemplars have the shape {arrays.shape[1:]}: must be {memory._x.shape[1:]}, "
+            f"the shape of the stored images. Resize the images of the dataset itself, not in its "
+            f"test transforms."
         )
     memory._x = memory._x.copy()
     memory._x[rows] = arrays

@@ -1,4 +1,4 @@
-"""The phases of a Continuum scenario as a run sees them, checked before anything is trained."""
+"""Phases: the data of each phase of a Continuum scenario, checked before any training."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ from .memory import with_samples
 
 
 class Phases:
-    """Train and test sets by phase. `increments[p]` is how many classes phase p brings."""
+    """Training and test data by phase.
+
+    Attributes:
+        increments: the number of new classes of each phase.
+        samples: the number of training samples of each phase.
+        smallest: the number of training samples of the smallest class of each phase.
+        input_shape: the shape of an image after the test transforms.
+    """
 
     def __init__(self, train: Any, test: Any) -> None:
         if len(train) != len(test):
             raise ConfigurationError(
-                f"the train scenario has {len(train)} phases, the test scenario {len(test)}; make "
-                f"both with the same increments and class order."
+                f"the train scenario has {len(train)} phases, the test scenario {len(test)}: must "
+                f"be equally many. Use the same increments and class order for both."
             )
-        # Labels are places in the order, so two orders have the same ones for other classes.
+        # Labels are positions in the class order: with another order they mean other classes.
         orders: list[Any] = [getattr(scenario, "class_order", None) for scenario in (train, test)]
         if not np.array_equal(*orders):
             first, second = ([] if order is None else list(map(int, order)) for order in orders)
             raise ConfigurationError(
-                f"the train scenario has the class order {first}, the test scenario {second}; give "
-                f"both the same class order."
+                f"the train scenario has the class order {first}, the test scenario {second}: must "
+                f"be the same. Use the same class order for both."
             )
         self.scenarios = train, test
         self.increments: list[int] = []
@@ -45,32 +52,36 @@ class Phases:
             self.samples.append(len(labels[0]))
         self.input_shape: tuple[int, ...] = tuple(test[0][0][0].shape)
         if not self.input_shape:
-            raise ConfigurationError("the samples of the test scenario are not image tensors.")
+            raise ConfigurationError(
+                "the samples of the test scenario must be image tensors. Add ToTensor to its "
+                "transforms."
+            )
 
     @property
     def digest(self) -> str:
-        """A short name for the samples of both scenarios; of picture files, that of their names."""
-        found = hashlib.blake2b(digest_size=8)
+        """A hash of the samples of both scenarios; of the file names, if they are image files."""
+        digest = hashlib.blake2b(digest_size=8)
         for scenario in self.scenarios:
             x, y, _ = scenario[:].get_raw_samples()
             if x.dtype.kind in "UO":
-                found.update("\n".join("/".join(Path(p).parts[-2:]) for p in x).encode())
+                digest.update("\n".join("/".join(Path(p).parts[-2:]) for p in x).encode())
             else:
-                found.update(x.tobytes())
-            found.update(y.astype(np.int64).tobytes())
-        return found.hexdigest()
+                digest.update(x.tobytes())
+            digest.update(y.astype(np.int64).tobytes())
+        return digest.hexdigest()
 
     def _check(self, phase: int, classes: np.ndarray, test_classes: np.ndarray) -> None:
         expected = np.arange(sum(self.increments), sum(self.increments) + len(classes))
         if not len(classes) or not np.array_equal(classes, expected):
             raise ConfigurationError(
-                f"phase {phase} has the classes {classes.tolist()}; expected new classes, numbered "
-                f"in the order of their arrival, as a ClassIncremental scenario makes them."
+                f"phase {phase} has the classes {classes.tolist()}: must be new classes, numbered "
+                f"in the order in which they are learned. Use a ClassIncremental scenario."
             )
         if not np.array_equal(classes, test_classes):
             raise ConfigurationError(
                 f"phase {phase} trains the classes {classes.tolist()} and tests "
-                f"{test_classes.tolist()}; give both scenarios the same class order."
+                f"{test_classes.tolist()}: must be the same. Use the same increments and class "
+                f"order for both."
             )
 
     def __len__(self) -> int:
@@ -81,21 +92,23 @@ class Phases:
         return sum(self.increments)
 
     def seen(self, phase: int) -> int:
-        """Classes seen at the end of a phase; none at the end of phase -1."""
+        """The number of classes seen at the end of a phase; 0 for phase -1."""
         return sum(self.increments[: phase + 1])
 
     def train(self, phase: int) -> Any:
-        """The new classes' samples, with the training transforms."""
+        """The training samples of the new classes, with the training transforms."""
         return copy.copy(self.scenarios[0][phase])
 
     def train_so_far(self, phase: int) -> Any:
+        """The training samples of all classes seen, with the training transforms."""
         return copy.copy(self.scenarios[0][: phase + 1])
 
     def train_as_test(self, phase: int) -> Any:
-        """The new classes' training samples, with the transforms of the test scenario."""
+        """The training samples of the new classes, with the test transforms."""
         return with_samples(self.scenarios[1][0], self.train(phase).get_raw_samples())
 
     def test_so_far(self, phase: int) -> Any:
+        """The test samples of all classes seen."""
         return self.scenarios[1][: phase + 1]
 
     @property

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +17,9 @@ from continuum.rehearsal import RehearsalMemory
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 
-from aanets_plugin import BilevelStrategy, ConfigurationError, convert_to_aanet, levels
+import aanets_plugin
+from aanets_plugin import BilevelStrategy, ConfigurationError, convert_to_aanet, experiments, levels
+from aanets_plugin.adapters import continuum
 from aanets_plugin.adapters.continuum import balanced_loader
 from aanets_plugin.baselines import CifarResNet
 
@@ -79,7 +85,7 @@ def test_more_than_the_memory_has_is_refused_by_class(scenario, memory):
 
 
 def test_something_else_than_a_task_set_is_refused():
-    with pytest.raises(ConfigurationError, match="Continuum task set, got a list"):
+    with pytest.raises(ConfigurationError, match="taskset is a list: must be a Continuum task set"):
         balanced_loader([1, 2, 3])
 
 
@@ -104,3 +110,43 @@ def test_alpha_learns_in_a_loop_over_a_scenario(scenario):
         memory.add(*fresh, None)
     assert [record.phase for record in bilevel.history] == [1, 1, 1, 2, 2, 2]
     assert any(level.alpha[0] != 0.5 for level in levels(model))
+
+
+ALONE = """
+import sys
+import continuum as _  # imports matplotlib itself
+
+for name in ("accelerate", "matplotlib", "timm", "tqdm"):
+    sys.modules[name] = None
+from aanets_plugin.adapters import continuum
+from aanets_plugin.adapters.continuum import balanced_loader
+
+assert not any(name.startswith("aanets_plugin.experiments") for name in sys.modules)
+print(balanced_loader.__name__)
+print(continuum.AANets().lr)
+continuum.run
+"""
+
+
+def test_the_adapter_needs_torch_and_continuum_alone(tmp_path):
+    """The runner, which can be imported from here too, needs more."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(aanets_plugin.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["balanced_loader", str(aanets_plugin.AANetConfig().lr)]
+    assert "import of accelerate halted" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["AANets", "Memory", "Result", "compare", "run", "scenarios"])
+def test_names_of_the_runner_can_be_imported_from_the_adapter(name):
+    assert getattr(continuum, name) is getattr(experiments, name)
+    assert name in experiments.__all__
+
+
+def test_other_names_are_not_there():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = continuum.nothing

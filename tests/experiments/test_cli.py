@@ -15,11 +15,11 @@ from aanets_plugin import convert_to_aanet, levels
 from aanets_plugin.baselines import LUCIR, METHODS, Joint, PODNet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import presets
-from aanets_plugin.experiments.backbones import OURS, OpenBlock, backbone
+from aanets_plugin.experiments.backbones import OUR_BACKBONES, OpenBlock, backbone_factory
 from aanets_plugin.experiments.cli import main, output_folder
 from aanets_plugin.experiments.comparison import arms_of, same_start
-from aanets_plugin.experiments.options import parser
-from aanets_plugin.experiments.presets import DEFAULTS, PAPER, setting
+from aanets_plugin.experiments.options import make_parser
+from aanets_plugin.experiments.presets import DATASET_SETTINGS, PAPER, setting
 from aanets_plugin.experiments.settings import AANets
 
 TINY = ["--phases", "1", "--epochs", "1", "--images-per-class", "8", "--memory-per-class", "2"]
@@ -34,15 +34,15 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_every_option_is_explained():
-    actions = parser(LUCIR())._actions
+    actions = make_parser(LUCIR())._actions
     assert len(actions) > 25
     assert [action.dest for action in actions if not action.help] == []
 
 
 def test_the_defaults_of_all_datasets_are_settings_that_can_be_used():
-    for name, found in DEFAULTS.items():
+    for name, found in DATASET_SETTINGS.items():
         assert found.training().epochs == found.epochs, name
-        assert isinstance(backbone(found.backbone)(), nn.Module)
+        assert isinstance(backbone_factory(found.backbone)(), nn.Module)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_podnet_alone_has_a_cosine_schedule_and_the_preset_leaves_it():
 
 
 def test_epochs_of_the_first_phase_follow_in_proportion():
-    digits = DEFAULTS["digits"]
+    digits = DATASET_SETTINGS["digits"]
     half = digits.with_epochs(30)
     assert half.base_epochs / 30 == pytest.approx(digits.base_epochs / digits.epochs)
     assert digits.with_epochs(3, 7).base_epochs == 7
@@ -102,7 +102,7 @@ def test_arms():
     assert list(arms) == ["plain", "learned", "fixed", "joint"]
     assert arms["plain"].aanets is None
     assert arms["learned"].aanets == aanets
-    assert arms["fixed"].aanets == dataclasses.replace(aanets, alpha_lr=0.0)
+    assert arms["fixed"].aanets == dataclasses.replace(aanets, lr=0.0)
     assert isinstance(arms["joint"].method, Joint)
 
 
@@ -126,7 +126,7 @@ def test_a_folder_that_is_given_must_hold_no_runs(tmp_path):
     assert output_folder(tmp_path, tmp_path / "other", resume=False) == tmp_path
     (tmp_path / "plain-0").mkdir()
     (tmp_path / "plain-0" / "config.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="add --resume"):
+    with pytest.raises(ConfigurationError, match="Add --resume"):
         output_folder(tmp_path, tmp_path / "other", resume=False)
     assert output_folder(tmp_path, tmp_path / "other", resume=True) == tmp_path
 
@@ -141,15 +141,15 @@ def before_pooling(model, x):
     return seen[0]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", OUR_BACKBONES)
 def test_our_backbones_convert_and_end_without_a_relu(name):
-    model = backbone(name)()
+    model = backbone_factory(name)()
     assert before_pooling(model, torch.randn(2, 3, 32, 32)).min() < 0
     assert len(levels(convert_to_aanet(model))) == (4 if name == "resnet18_open" else 3)
 
 
 def test_the_open_resnet18_is_torchvisions_but_for_the_last_relu():
-    ours, theirs = backbone("resnet18_open")(), backbone("torchvision:resnet18")()
+    ours, theirs = backbone_factory("resnet18_open")(), backbone_factory("torchvision:resnet18")()
     assert isinstance(ours.layer4[-1], OpenBlock)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 3, 32, 32)
@@ -157,24 +157,27 @@ def test_the_open_resnet18_is_torchvisions_but_for_the_last_relu():
 
 
 def test_a_bare_name_is_ours_then_torchvisions_then_timms():
-    assert type(backbone("resnet20")()).__name__ == "CifarResNet"
-    assert isinstance(backbone("resnet18")(), models.ResNet)
-    timms = [backbone("timm:resnet18")(), backbone("resnet10t")()]
+    assert type(backbone_factory("resnet20")()).__name__ == "CifarResNet"
+    assert isinstance(backbone_factory("resnet18")(), models.ResNet)
+    timms = [backbone_factory("timm:resnet18")(), backbone_factory("resnet10t")()]
     assert all(type(model).__module__.startswith("timm.") for model in timms)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet33", "did you mean .*resnet32"),
-        ("torchvision:resnet19", "no backbone 'resnet19' among torchvision; did you mean"),
-        ("zzzzqqqq", "for example"),
+        ("resnet33", "Did you mean .*resnet32"),
+        (
+            "torchvision:resnet19",
+            "resnet19': .* network in torchvision. Did you mean",
+        ),
+        ("zzzzqqqq", "Try resnet32"),
         ("keras:resnet18", "no source 'keras'"),
     ],
 )
 def test_an_unknown_backbone_is_told_with_names_that_are_close(name, message):
     with pytest.raises(ConfigurationError, match=message):
-        backbone(name)
+        backbone_factory(name)
 
 
 def test_pretrained_weights_are_loaded(tmp_path, monkeypatch):
@@ -183,9 +186,9 @@ def test_pretrained_weights_are_loaded(tmp_path, monkeypatch):
     file = models.get_model_weights("shufflenet_v2_x0_5").DEFAULT.url.rpartition("/")[2]
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
     torch.save(stored.state_dict(), tmp_path / "hub" / "checkpoints" / file)
-    loaded = backbone("shufflenet_v2_x0_5", pretrained=True)()
+    loaded = backbone_factory("shufflenet_v2_x0_5", pretrained=True)()
     assert torch.equal(loaded.conv1[0].weight, stored.conv1[0].weight)
-    fresh = backbone("shufflenet_v2_x0_5")()
+    fresh = backbone_factory("shufflenet_v2_x0_5")()
     assert not torch.equal(fresh.conv1[0].weight, stored.conv1[0].weight)
 
 
@@ -194,10 +197,10 @@ def test_weights_that_cannot_be_had_are_told(tmp_path, monkeypatch):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
-    with pytest.raises(ConfigurationError, match="'resnet18' could not be made"):
-        backbone("torchvision:resnet18", pretrained=True)()
-    with pytest.raises(ConfigurationError, match="have no pretrained weights"):
-        backbone("resnet32", pretrained=True)
+    with pytest.raises(ConfigurationError, match="'resnet18': could not be created"):
+        backbone_factory("torchvision:resnet18", pretrained=True)()
+    with pytest.raises(ConfigurationError, match="has no pretrained weights"):
+        backbone_factory("resnet32", pretrained=True)
 
 
 # -- errors --------------------------------------------------------------------------------------
@@ -207,34 +210,37 @@ def test_weights_that_cannot_be_had_are_told(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ("--dataset mnist", "invalid choice: 'mnist'"),
-        ("--dataset cifar100", "cifar100 needs a path"),
+        ("--dataset cifar100", "'cifar100': needs a path"),
         ("--dataset cifar100 --data no/such/folder", "no/such/folder"),
         ("--dataset folder --data .", "no folder train/"),
-        ("--data .", "digits, which come with scikit-learn"),
-        ("--phases 4", "does not divide the 6 classes"),
+        ("--data .", "'digits', which comes with scikit-learn"),
+        ("--phases 4", "must divide the 6 classes"),
         ("--base-classes 10", "base_classes=10"),
-        ("--memory-per-class 1000", "a class has 87 training samples"),
-        ("--images-per-class 9", "a class has 9 training samples"),
-        ("--memory-total 5", "at least 10"),
-        ("--memory-per-class 0", "at least 1"),
+        ("--memory-per-class 1000", "a class has only 87 training samples"),
+        ("--images-per-class 9", "a class has only 9 training samples"),
+        ("--memory-total 5", "total=5: must be ≥ 10"),
+        ("--memory-per-class 0", "per_class=0, total=None: must be ≥ 1"),
         ("--memory-per-class 5 --memory-total 50", "not allowed with"),
         ("--seed 1 --seeds 1 2", "not allowed with"),
-        ("--seeds 1 1", "each once"),
-        ("--seed -1", "from 0 on"),
+        ("--seeds 1 1", "different from each other"),
+        ("--seed -1", "must be ≥ 0"),
         ("--epochs 0", "epochs=0"),
         ("--batch-size 0", "batch_size=0"),
         ("--lr -1", "lr=-1"),
         ("--workers -1", "--workers -1"),
-        ("--backbone resnet33", "did you mean"),
-        ("--backbone vgg11", "does not take these images"),
-        ("--backbone shufflenet_v2_x0_5", "stage"),
+        ("--backbone resnet33", "Did you mean"),
+        ("--backbone vgg11", "cannot process these images"),
+        ("--backbone shufflenet_v2_x0_5", "on the command line --stages"),
         ("--pretrained", "no pretrained weights"),
         ("--blocks all+frozzen", "'frozzen' is not a block type"),
         ("--stem stabel", "stem='stabel'"),
         ("--alpha-lr 0", "--fixed-alpha"),
-        ("--no-aanet --fixed-alpha --blocks all", "--fixed-alpha, --blocks is about AANets"),
-        ("--preset paper", "has settings for cifar100"),
-        ("--preset paper --dataset folder --data .", "has settings for cifar100"),
+        (
+            "--no-aanet --fixed-alpha --blocks all",
+            "combined with --fixed-alpha, --blocks.",
+        ),
+        ("--preset paper", "only for cifar100"),
+        ("--preset paper --dataset folder --data .", "only for cifar100"),
         ("--device nonsense", "--device nonsense"),
         ("--precision fp16 --device cpu", "needs a GPU"),
     ],

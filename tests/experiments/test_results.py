@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
+import subprocess
 import sys
+from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
+import aanets_plugin
 from aanets_plugin import ConfigurationError
-from aanets_plugin.experiments import results as report
-from aanets_plugin.experiments.results import (
+from aanets_plugin.experiments import (
     Result,
+    accuracy_table,
     paired_table,
     plot_accuracy,
     results_table,
-    write_summary,
 )
+from aanets_plugin.experiments.results import interval, write_summary
 
 CLASSES = [50, 60, 70]
 LEARNED, FIXED = "AANets, learned α", "AANets, fixed α"
@@ -149,6 +152,25 @@ def test_a_bar_in_a_name_does_not_end_its_cell():
     assert r"| a\|b |" in text
 
 
+# --- accuracy_table
+
+
+def test_a_column_has_the_mean_over_seeds_after_each_phase(results):
+    """Learned by head: 72, 75, 72, then 63, 66, 63, then 54, 57, 54."""
+    rows = rows_by(accuracy_table(results))
+    assert rows[LEARNED, "head"] == {
+        "50 classes": "73.00",
+        "60 classes": "64.00",
+        "70 classes": "55.00",
+        "average": "64.00",
+        "forgetting": "6.00",
+    }
+    assert [arm for arm, _ in rows] == ["plain", LEARNED, FIXED, "upper bound"]
+    others = rows_by(accuracy_table(results, rule="nearest_mean"))
+    assert others["plain", "nearest mean"]["50 classes"] == "69.00"
+    assert ("upper bound", "nearest mean") not in others
+
+
 # --- paired_table
 
 
@@ -226,17 +248,13 @@ def test_the_reported_rule_comes_first_in_bold_when_paired(results):
     ("freedom", "quantile"),
     [(1, 12.706205), (2, 4.302653), (3, 3.182446), (4, 2.776445), (9, 2.262157), (30, 2.042272)],
 )
-def test_quantiles_are_those_of_the_printed_tables(freedom, quantile):
-    assert report._student(freedom) == pytest.approx(quantile, abs=1e-6)
-
-
-def test_quantiles_agree_with_scipy_at_any_number_of_seeds():
-    special = pytest.importorskip("scipy.special")
-    for freedom in [*range(1, 40), 199]:
-        assert report._student(freedom) == pytest.approx(special.stdtrit(freedom, 0.975), rel=1e-9)
-        assert report._student(freedom, 0.8) == pytest.approx(
-            special.stdtrit(freedom, 0.9), rel=1e-9
-        )
+def test_the_interval_has_the_quantiles_of_the_printed_tables(freedom, quantile):
+    differences = [1000.0 * seed for seed in range(freedom + 1)]
+    half = quantile * stdev(differences) / math.sqrt(freedom + 1)
+    low, high = map(float, interval(differences).split(" to "))
+    # Printed with two digits; the quantile has six.
+    assert (high - low) / 2 == pytest.approx(half, rel=1e-6, abs=0.01)
+    assert (high + low) / 2 == pytest.approx(fmean(differences), abs=0.01)
 
 
 def test_an_interval_of_many_seeds_is_narrower():
@@ -403,10 +421,10 @@ def test_a_page_that_cannot_be_finished_leaves_the_old_one(results, tmp_path, mo
 # --- what is refused
 
 
-@pytest.mark.parametrize("make", [results_table, paired_table, plot_accuracy])
+@pytest.mark.parametrize("make", [results_table, accuracy_table, paired_table, plot_accuracy])
 def test_results_that_do_not_fit_together_are_refused(make, results):
     make(results)
-    with pytest.raises(ConfigurationError, match="no results"):
+    with pytest.raises(ConfigurationError, match=r"results=\[\]"):
         make([])
     with pytest.raises(ConfigurationError, match="two results of 'plain' with seed 2"):
         make([*results, results[5]])
@@ -416,9 +434,9 @@ def test_results_that_do_not_fit_together_are_refused(make, results):
 
 
 def test_a_result_needs_metrics_of_each_phase():
-    with pytest.raises(ConfigurationError, match="seed 4: 2 metrics in head"):
+    with pytest.raises(ConfigurationError, match="seed 4: head has 2 entries"):
         Result("plain", 4, CLASSES, metrics([2, 1]))
-    with pytest.raises(ConfigurationError, match="1 metrics in nearest_mean"):
+    with pytest.raises(ConfigurationError, match="nearest_mean has 1 entries"):
         Result("plain", 4, CLASSES, metrics([3, 2, 1]), metrics([1]))
     with pytest.raises(ConfigurationError, match="at least one phase"):
         Result("plain", 4, [], [])
@@ -437,16 +455,48 @@ def test_unknown_names_are_refused(results):
         plot_accuracy([results[3]], rule="nearest_mean")
 
 
-def test_tables_and_pages_need_no_matplotlib(results, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.spec_from_file_location("fresh_report", report.__file__)
-    fresh = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, fresh)
-    spec.loader.exec_module(fresh)
-    assert fresh.results_table(results) == results_table(results)
-    fresh.write_summary(tmp_path / "summary.md", results, heading="h", command="c")
-    with pytest.raises(ImportError, match="matplotlib"):
-        fresh.plot_accuracy(results)
+WITHOUT_PACKAGES = """
+import sys
+
+for name in {blocked}:
+    sys.modules[name] = None
+from aanets_plugin.experiments import Result, accuracy_table, plot_accuracy, results_table
+from aanets_plugin.experiments.results import write_summary
+
+row = dict.fromkeys(("all", "old", "new", "base", "average", "forgetting"), 50.0)
+results = [Result("plain", 0, [5], [row]), Result("AANets, learned α", 0, [5], [row])]
+print(results_table(results))
+print(accuracy_table(results))
+write_summary("summary.md", results, heading="h", command="c")
+plot_accuracy(results, "accuracy.png")
+"""
+OPTIONAL = [
+    "accelerate",
+    "avalanche",
+    "continuum",
+    "scipy",
+    "sklearn",
+    "timm",
+    "torchvision",
+    "tqdm",
+]
+
+
+@pytest.mark.parametrize("matplotlib", [True, False])
+def test_results_need_torch_alone_and_a_plot_needs_matplotlib(matplotlib, tmp_path):
+    blocked = OPTIONAL if matplotlib else [*OPTIONAL, "matplotlib"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES.format(blocked=blocked)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(aanets_plugin.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.count("| AANets, learned α | head |") == 2, done.stderr
+    assert (tmp_path / "summary.md").exists()
+    assert (tmp_path / "accuracy.png").exists() == matplotlib
+    assert done.returncode == (0 if matplotlib else 1)
+    assert ("No module named 'matplotlib" in done.stderr) != matplotlib
 
 
 def test_a_plot_keeps_off_the_global_state_of_pyplot(results, monkeypatch):

@@ -10,7 +10,8 @@ from continuum import ClassIncremental
 from torch import nn
 
 from aanets_plugin import ConfigurationError, NonFiniteLossError, UnsupportedModelError
-from aanets_plugin.baselines import LUCIR
+from aanets_plugin.baselines import LUCIR, Joint
+from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.experiments import AANets, Memory, Training, run, scenarios
 from tests.experiments.run_setup import (
     TRAINING,
@@ -105,13 +106,13 @@ def test_phases_of_other_sizes_are_refused(tmp_path):
 
 
 def test_more_exemplars_than_samples_are_refused(tmp_path):
-    refused(tmp_path, "21 exemplars.*a class has 20", memory=Memory(per_class=21))
+    refused(tmp_path, "per_class=21 exemplars.*a class has only 20", memory=Memory(per_class=21))
     data = dataclasses.replace(digits(), train=first_of_each(digits().train, [20] * 9 + [4]))
-    refused(tmp_path, "5 exemplars.*a class has 4 ", data=data)
+    refused(tmp_path, "per_class=5 exemplars.*a class has only 4 ", data=data)
 
 
 def test_a_memory_without_one_exemplar_for_each_class_is_refused(tmp_path):
-    refused(tmp_path, "memory of 9 .*10", memory=Memory(total=9))
+    refused(tmp_path, "total=9: must be ≥ 10", memory=Memory(total=9))
 
 
 def test_a_strict_memory_that_aanets_use_up_is_refused(tmp_path):
@@ -119,29 +120,36 @@ def test_a_strict_memory_that_aanets_use_up_is_refused(tmp_path):
     refused(tmp_path, "take all 5 exemplars", **options)
 
 
+@pytest.mark.parametrize("method", [LUCIR(), Joint()], ids=["lucir", "joint"])
 @pytest.mark.parametrize(
     ("aanets", "match"),
     [
-        (AANets(blocks=("all", "nothing")), "nothing"),
-        (AANets(stem="none"), "none"),
-        (AANets(balanced_per_class=6), "balanced_per_class=6.*5"),
+        (AANets(stages=["layer7"]), "no module 'layer7'"),
+        (AANets(stages=["layer2", "layer1"]), "not in forward order"),
     ],
-    ids=["blocks", "stem", "balanced"],
+    ids=["unknown", "order"],
 )
-def test_an_aanet_that_cannot_be_is_refused(aanets, match, tmp_path):
-    refused(tmp_path, match, aanets=aanets)
+def test_stages_that_the_network_does_not_have_are_refused(aanets, match, method, tmp_path):
+    refused(tmp_path, match, method=method, aanets=aanets)
+
+
+def test_more_balanced_samples_than_there_are_exemplars_are_refused(tmp_path):
+    refused(tmp_path, "per_class=6 samples.*≤ 5", aanets=AANets(balanced_per_class=6))
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"alpha_lr": -1.0}, "alpha_lr=-1.0"),
-        ({"alpha_lr": float("nan")}, "alpha_lr=nan"),
-        ({"balanced_per_class": 0}, "balanced_per_class=0"),
+        ({"blocks": ("all", "nothing")}, "nothing"),
+        ({"stem": "none"}, "stem='none'"),
+        ({"alpha": (0.9, 0.9)}, "alpha="),
+        ({"alpha_lr": -1.0}, "lr=-1.0"),
+        ({"alpha_lr": float("nan")}, "lr=nan"),
+        ({"balanced_per_class": 0}, "per_class=0"),
     ],
     ids=str,
 )
-def test_an_alpha_that_cannot_learn_is_refused(options, match):
+def test_options_of_aanets_are_checked_when_they_are_given(options, match):
     with pytest.raises(ConfigurationError, match=match):
         AANets(**options)
 
@@ -170,11 +178,17 @@ def test_training_that_cannot_be_is_refused(options, match):
         Training(**options)
 
 
-@pytest.mark.parametrize("options", [{}, {"per_class": 1, "total": 1}, {"total": 0}], ids=str)
+@pytest.mark.parametrize("options", [{"per_class": 1, "total": 1}, {"total": 0}], ids=str)
 def test_a_memory_is_per_class_or_in_total(options):
     with pytest.raises(ConfigurationError, match=r"per_class=.*total="):
         Memory(**options)
-    assert Memory(total=20).of_each(6) == 3
+    assert Memory(total=20).exemplars_per_class(6) == 3
+
+
+def test_a_memory_has_the_papers_exemplars_by_default():
+    assert Memory() == Memory(per_class=EXEMPLARS_PER_CLASS)
+    assert Memory(strict=True).per_class == EXEMPLARS_PER_CLASS
+    assert Memory(total=100).per_class is None
 
 
 def test_a_network_that_gives_no_features_is_refused(tmp_path):
@@ -193,7 +207,8 @@ def test_a_network_without_stages_is_refused_for_aanets(tmp_path):
     def flat():
         return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 5))
 
-    refused(tmp_path, "Sequential", error=UnsupportedModelError, backbone=flat, aanets=AANets())
+    match = r"Sequential has no residual stage.*AANets\(stages="
+    refused(tmp_path, match, error=UnsupportedModelError, backbone=flat, aanets=AANets())
 
 
 # Folders

@@ -20,7 +20,7 @@ PUBLISHED_ORDER = [68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89, 3, 92, 55, 9, 
 
 def test_half_of_the_classes_come_first_in_the_order_of_the_paper():
     data = load_data("digits")
-    order = paper_order("digits", 10)
+    order = paper_order(10)
     for scenario, dataset in zip(scenarios(data, phases=5), (data.train, data.test), strict=True):
         assert [phase.get_classes().tolist() for phase in scenario] == [
             [0, 1, 2, 3, 4],
@@ -43,8 +43,8 @@ def test_an_order_of_ones_own_is_kept_in_both():
     for given in (order, np.array(order), torch.tensor(order)):
         for scenario in scenarios(load_data("digits"), base_classes=4, phases=3, order=given):
             assert scenario.increments == [4, 2, 2, 2]
-            found = scenario.get_original_targets(scenario[1].get_classes())
-            assert found.tolist() == [7, 3]
+            originals = scenario.get_original_targets(scenario[1].get_classes())
+            assert originals.tolist() == [7, 3]
 
 
 def test_training_is_augmented_and_testing_is_not():
@@ -55,9 +55,9 @@ def test_training_is_augmented_and_testing_is_not():
 
 
 def test_the_order_of_the_paper_is_the_published_one():
-    assert paper_order("cifar100", 100)[:20] == PUBLISHED_ORDER
-    assert paper_order("cifar100", 100, seed=1994)[:20] != PUBLISHED_ORDER
-    assert sorted(paper_order("imagenet", 1000)) == list(range(1000))
+    assert paper_order(100)[:20] == PUBLISHED_ORDER
+    assert paper_order(100, seed=1994)[:20] != PUBLISHED_ORDER
+    assert sorted(paper_order(1000)) == list(range(1000))
 
 
 def test_the_global_state_of_numpy_is_left_alone():
@@ -82,9 +82,9 @@ def test_the_papers_splits():
     [
         (100, {"phases": 7}, ["phases=7", "50 classes", "1, 2, 5, 10, 25, 50"]),
         (10, {"base_classes": 4, "phases": 4}, ["phases=4", "6 classes", "1, 2, 3, 6"]),
-        (10, {"base_classes": 0, "phases": 3}, ["the 10 classes;", "1, 2, 5, 10"]),
-        (7, {"phases": 1}, ["7 classes have no half", "4, with phases one of 1, 3"]),
-        (1, {"phases": 1}, ["base_classes=0 with phases=1"]),
+        (10, {"base_classes": 0, "phases": 3}, ["the 10 classes.", "1, 2, 5, 10"]),
+        (7, {"phases": 1}, ["classes=7", "base_classes=4 and phases as one of 1, 3"]),
+        (1, {"phases": 1}, ["base_classes=0 and phases=1"]),
         (10, {"base_classes": 10, "phases": 1}, ["base_classes=10", "from 0 to 9"]),
         (10, {"base_classes": -2, "phases": 1}, ["base_classes=-2"]),
         (10, {"base_classes": 2.5, "phases": 1}, ["base_classes=2.5"]),
@@ -110,9 +110,9 @@ def test_the_split_is_checked_before_the_data_is_touched():
     [
         (range(9), ["missing: 9"]),
         ([0, 0, *range(2, 10)], ["missing: 1", "more than once: 0"]),
-        ([*range(9), 10], ["missing: 9", "no class: 10"]),
-        ([*range(9), 9.5], ["no class: 9.5"]),
-        ("0123456789", ["no class: 0, 1"]),
+        ([*range(9), 10], ["missing: 9", "not a class: 10"]),
+        ([*range(9), 9.5], ["not a class: 9.5"]),
+        ("0123456789", ["not a class: 0, 1"]),
         ([], ["missing: 0, 1"]),
     ],
 )
