@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
 from avalanche.benchmarks.scenarios.online import split_online_stream
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
@@ -38,7 +41,7 @@ from tests.adapters.avalanche_setup import (
     train,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 ROOT = Path(__file__).parents[2]
 STRATEGIES: dict[Any, Any] = {

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.training.determinism.rng_manager import RNGManager
 from avalanche.training.plugins import EvaluationPlugin
@@ -20,7 +23,7 @@ from avalanche.training.supervised import Replay
 from aanets_plugin.adapters.avalanche import AANetPlugin, alpha_metrics
 from tests.adapters.avalanche_setup import STRATEGIES, Network, accuracy, digits, make, phi
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,6 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("continuum")
+pytest.importorskip("sklearn")
+
 from continuum import ClassIncremental
 from continuum.datasets import InMemoryDataset
 from continuum.rehearsal import RehearsalMemory
@@ -16,6 +20,8 @@ from torch.utils.data import DataLoader
 from aanets_plugin import BilevelStrategy, ConfigurationError, convert_to_aanet, levels
 from aanets_plugin.adapters.continuum import balanced_loader
 from aanets_plugin.baselines import CifarResNet
+
+pytestmark = pytest.mark.continuum
 
 
 @pytest.fixture
