@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import math
 
 import pytest
@@ -155,9 +153,3 @@ def test_means_of_another_network_or_without_labels_are_refused(features):
         nearest_mean(features, classes[:2], means)
     with pytest.raises(ConfigurationError, match=r"classes has the shape \(0,\) for 0 means"):
         nearest_mean(features, classes[:0], means[:0])
-
-
-def test_the_examples_in_the_docstrings_run():
-    result = doctest.testmod(importlib.import_module("aanets_plugin.baselines.prediction"))
-    assert result.attempted > 0
-    assert result.failed == 0
