@@ -37,6 +37,9 @@ BROKEN_EXAMPLES = (
 
 
 def pytest_collection_modifyitems(items):
+    # Files with slow tests first: with several workers none of them is left for the end.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     for item in items:
         if item.name in BROKEN_EXAMPLES:
             item.add_marker(pytest.mark.xfail(reason="undefined names", strict=True))

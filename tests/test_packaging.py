@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib
 import json
 import os
@@ -160,6 +161,58 @@ def test_there_is_one_version(installed, tmp_path):
         if name.endswith((".py", ".cfg", ".toml")) and literal.search((ROOT / name).read_text())
     ]
     assert places == ["aanets_plugin/__init__.py"]
+
+
+EXTRA_OF = {
+    "aanets_plugin/*.py": {"plots"},
+    "aanets_plugin/baselines/*.py": set(),
+    "aanets_plugin/experiments/*.py": {"experiments"},
+    "adapters/avalanche/*.py": {"avalanche"},
+    "adapters/continuum/*.py": {"continuum"},
+    "examples/avalanche_plugin.py": {"avalanche"},
+    "examples/[!a]*.py": {"examples"},
+}
+DISTRIBUTIONS = {"avalanche": "avalanche-lib", "sklearn": "scikit-learn"}
+COMES_WITH = {
+    "avalanche-lib": {"matplotlib", "scikit-learn", "torchvision", "tqdm"},
+    "continuum": {"numpy", "PIL"},
+}
+
+
+@pytest.mark.parametrize("files", EXTRA_OF)
+def test_an_extra_has_what_its_files_import(files):
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    extras = config["options.extras_require"]
+
+    def distributions(extra: str) -> set[str]:
+        names: set[str] = set()
+        for line in extras[extra].split():
+            own = re.fullmatch(r"aanets-plugin\[(.*)\]", line)
+            if own:
+                names.update(*map(distributions, own[1].split(",")))
+            else:
+                names.add(re.split("[<>=]", line)[0])
+        return names.union(*(COMES_WITH.get(name, set()) for name in names))
+
+    known = {*sys.stdlib_module_names, "torch", "aanets_plugin"}
+    imported = {
+        DISTRIBUTIONS.get(name, name)
+        for path in ROOT.glob(files)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in top_level_names(node)
+        if name not in known
+    }
+
+    assert imported - set().union(*map(distributions, EXTRA_OF[files])) == set()
+
+
+def top_level_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [node.module.partition(".")[0]]
+    return []
 
 
 def test_the_changelog_begins_with_this_version():

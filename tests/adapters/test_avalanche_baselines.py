@@ -303,6 +303,7 @@ def run(seed: int, checkpoint: Path | None, stop: int = 3) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_resumed_in_a_new_process_ends_as_if_it_had_not_been_interrupted(tmp_path):
     path, command = tmp_path / "run.pkl", [sys.executable, "-W", "ignore", "-m"]
     run(1, path, stop=2)

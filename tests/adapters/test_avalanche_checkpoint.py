@@ -92,6 +92,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "resumed.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, resumed):
     whole = run(name, seed=1, checkpoint=None)
@@ -103,6 +104,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, resumed):
     assert resumed[name]["phi"] == whole["phi"]
 
 
+@pytest.mark.slow
 def test_another_seed_ends_differently(resumed):
     other = run("Naive", seed=2, checkpoint=None)
 

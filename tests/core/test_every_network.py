@@ -34,7 +34,6 @@ TIMM = [name for module in MODULES for name in timm.list_models(module=module)]
 SMALL = (
     "torchvision/resnet18",
     "torchvision/resnext50_32x4d",
-    "torchvision/wide_resnet50_2",
     "test_resnet",
     "resnet10t",
     "resnetblur18",
