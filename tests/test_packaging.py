@@ -353,6 +353,24 @@ def test_the_wheel_has_the_adapters_inside_the_package(bare, installed, tmp_path
     assert files == files_of(installed, adapters="aanets_plugin/adapters")
 
 
+# --- Without the frameworks ---------------------------------------------------------------------
+
+OPTIONAL = ("accelerate", "avalanche", "continuum", "matplotlib", "sklearn", "timm", "torchvision")
+
+
+@pytest.mark.slow
+def test_tests_are_collected_or_skipped_where_no_framework_is_installed(tmp_path):
+    blocks = f"import sys\nsys.modules.update(dict.fromkeys({OPTIONAL}))\n"
+    (tmp_path / "blocker.py").write_text(blocks)
+    options = ("-p", "blocker", "-p", "no:cacheprovider", "-n", "0", "--collect-only", "-rs")
+    output = run("-m", "pytest", *options, cwd=ROOT, PYTHONPATH=str(tmp_path))
+
+    for name in ("avalanche", "continuum", "accelerate"):
+        assert f"could not import '{name}'" in output
+    assert "tests/core/test_convert.py" in output
+    assert "tests/adapters/test_avalanche_plugin.py::" not in output
+
+
 # --- Who imports whom ---------------------------------------------------------------------------
 
 MAY_IMPORT = {
