@@ -112,17 +112,19 @@ def test_the_sdist_holds_what_a_reader_and_a_builder_need(dist):
     assert [name for name in SDIST_FILES if name not in names] == []
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_converts_a_network(installed, tmp_path):
     script = (
-        "import aanets_plugin, torchvision\n"
-        "net = aanets_plugin.convert_to_aanet(torchvision.models.resnet18())\n"
+        "import aanets_plugin\n"
+        "from aanets_plugin.baselines import resnet20\n"
+        "net = aanets_plugin.convert_to_aanet(resnet20())\n"
         "print(aanets_plugin.__file__)\n"
         "print(*(level.name for level in aanets_plugin.levels(net)))"
     )
-    file, found = run("-c", script, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
+    file, levels = run("-c", script, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
 
     assert Path(file).resolve() == (installed / "aanets_plugin" / "__init__.py").resolve()
-    assert found == "layer1 layer2 layer3 layer4"
+    assert levels == "layer1 layer2 layer3"
 
 
 def imported_after_torch(installed: Path, tmp_path: Path, statement: str) -> set[str]:
@@ -136,21 +138,23 @@ def imported_after_torch(installed: Path, tmp_path: Path, statement: str) -> set
     return set(run("-c", script, cwd=tmp_path, PYTHONPATH=str(installed)).split())
 
 
+@pytest.mark.slow
 def test_the_core_imports_torch_alone(installed, tmp_path):
     assert imported_after_torch(installed, tmp_path, "import aanets_plugin") == {"aanets_plugin"}
 
 
+@pytest.mark.slow
 def test_an_import_beyond_torch_would_be_seen(installed, tmp_path):
-    found = imported_after_torch(installed, tmp_path, "import aanets_plugin, timm, tqdm")
+    imported = imported_after_torch(installed, tmp_path, "import aanets_plugin, pytest")
 
-    assert {"aanets_plugin", "timm", "tqdm"} <= found
+    assert {"aanets_plugin", "pytest"} <= imported
 
 
 def test_there_is_one_version(installed, tmp_path):
     script = (
         "import importlib.metadata as m\n"
-        f"(found,) = m.distributions(name='aanets-plugin', path=[{str(installed)!r}])\n"
-        "print(found.version)"
+        f"(wheel,) = m.distributions(name='aanets-plugin', path=[{str(installed)!r}])\n"
+        "print(wheel.version)"
     )
     assert run("-c", script, cwd=tmp_path).strip() == aanets_plugin.__version__
 
@@ -279,7 +283,7 @@ def editable(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 FRAMEWORKS = ("avalanche/__init__.py", "continuum/__init__.py")
 
 CORE_AND_ADAPTERS = """
-import importlib.util, json, sys
+import importlib.util, json
 import aanets_plugin
 files = [aanets_plugin.__file__]
 for name in ("avalanche", "continuum"):  # found, but not imported: that needs the frameworks
@@ -305,14 +309,8 @@ def test_an_editable_install_gives_core_and_adapters_of_its_checkout(editable, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["working directory", "PYTHONPATH"])
-def test_a_second_checkout_uses_its_own_adapters(by, editable, second, tmp_path):
-    if by == "PYTHONPATH":
-        files = imported_files(editable, tmp_path, PYTHONPATH=str(second))
-    else:
-        files = imported_files(editable, second)
-
-    assert files == files_of(second)
+def test_a_second_checkout_uses_its_own_adapters(editable, second):
+    assert imported_files(editable, cwd=second) == files_of(second)
 
 
 @pytest.mark.slow
@@ -326,27 +324,29 @@ def test_without_its_link_the_second_checkout_would_mix(editable, first, second,
     assert adapters == files_of(first)[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.continuum
 def test_a_checkout_works_without_an_install(bare, second, tmp_path):
     pytest.importorskip("continuum")
     script = (
         "import aanets_plugin.adapters\n"
         "from aanets_plugin.adapters.continuum import balanced_loader\n"
-        "print(balanced_loader.__code__.co_filename)"
+        "print(aanets_plugin.adapters.continuum.__file__)"
     )
     file = run("-c", script, cwd=tmp_path, python=bare, PYTHONPATH=str(second)).strip()
 
-    assert Path(file).resolve() == (second / "adapters/continuum/loaders.py").resolve()
+    assert Path(file).resolve() == (second / "adapters" / "continuum" / "__init__.py").resolve()
 
 
 def test_the_bare_environment_has_no_install_of_the_package(bare, tmp_path):
     script = "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('aanets_plugin'))"
-    found = run("-c", script, cwd=tmp_path, python=bare).strip()
+    output = run("-c", script, cwd=tmp_path, python=bare).strip()
 
-    assert found.startswith("ModuleSpec")
-    assert found.endswith(" None")
+    assert output.startswith("ModuleSpec")
+    assert output.endswith(" None")
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_adapters_inside_the_package(bare, installed, tmp_path):
     files = imported_files(bare, tmp_path, PYTHONPATH=str(installed))
 
