@@ -1,6 +1,8 @@
 """For the tests and for the examples in the docstrings."""
 
+import importlib.util
 import os
+import re
 
 # Tiny tensors: a second thread costs more than it brings, here and in the processes started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,3 +45,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.name in BROKEN_EXAMPLES:
             item.add_marker(pytest.mark.xfail(reason="undefined names", strict=True))
+        for package in imported_by_the_example(item):
+            if importlib.util.find_spec(package) is None:
+                item.add_marker(pytest.mark.skip(reason=f"could not import {package!r}"))
+
+
+def imported_by_the_example(item):
+    examples = item.dtest.examples if isinstance(item, pytest.DoctestItem) else ()
+    code = "".join(example.source for example in examples)
+    return re.findall(r"^(?:from|import) (\w+)", code, flags=re.MULTILINE)
