@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+def resnet18(**options):
+    """torchvision's ResNet-18; skips the test where torchvision is not installed."""
+    return pytest.importorskip("torchvision").models.resnet18(**options)
 
 
 class Block(nn.Module):

@@ -20,6 +20,18 @@ ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
 BASELINES = ["icarl.py", "lucir.py", "mnemonics.py", "podnet.py"]
 OTHERS = sorted({path.name for path in ROOT.glob("examples/*.py")} - set(BASELINES))
+RUNNER = ("accelerate", "continuum", "matplotlib", "sklearn", "torchvision", "tqdm")
+NEEDS = {
+    "avalanche_plugin.py": ("avalanche",),
+    "own_loop.py": ("matplotlib", "sklearn", "tqdm"),
+    "quickstart.py": ("matplotlib", "timm", "torchvision", "tqdm"),
+    **dict.fromkeys(BASELINES, RUNNER),
+}
+
+
+def skip_where_it_cannot_run(script: str) -> None:
+    for package in NEEDS[script]:
+        pytest.importorskip(package)
 
 
 WITHOUT = """
@@ -36,6 +48,7 @@ def run(
     script: str, *options: str, cwd: Path, missing: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run an example as a script, as if the packages `missing` were not installed."""
+    skip_where_it_cannot_run(script)
     package = str(Path(aanets_plugin.__file__).parents[1])
     path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
     start = ["-c", WITHOUT.format(missing=list(missing))] if missing else []
@@ -51,6 +64,7 @@ def run(
 
 def run_here(script: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The same in this process, which has imported already what takes long to import."""
+    skip_where_it_cannot_run(script)
     argv, here, out, err, code = sys.argv, Path.cwd(), io.StringIO(), io.StringIO(), 0
     sys.argv = [str(ROOT / "examples" / script), *options]
     os.chdir(cwd)
@@ -73,6 +87,7 @@ def test_help_explains_the_script(script, tmp_path):
     assert done.stdout.startswith(f"usage: {script}")
 
 
+@pytest.mark.slow
 def test_quickstart_converts_tells_the_costs_and_draws_them(tmp_path):
     done = run("quickstart.py", "--output", "out", cwd=tmp_path)
 
@@ -93,6 +108,7 @@ def test_quickstart_converts_tells_the_costs_and_draws_them(tmp_path):
     assert (tmp_path / "out" / "profile.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_own_loop_tells_the_accuracy_of_each_arm_by_phase_and_draws_alpha(tmp_path):
     options = ["--epochs", "1", "--memory-per-class", "2", "--output", "out"]
     done = run("own_loop.py", *options, cwd=tmp_path)
@@ -116,6 +132,7 @@ def test_own_loop_refuses_a_memory_of_nothing(tmp_path):
     assert "must be at least 1" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", BASELINES)
 def test_a_baseline_is_compared_with_and_without_aanets(script, tmp_path):
     small = ["--phases", "1", "--epochs", "1", "--images-per-class", "4"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -96,9 +95,7 @@ def make(strategy: Callable[..., Any], model: nn.Module, **options: Any) -> Any:
         settings["model"] = model
     if strategy not in (ICaRL, SCR):
         settings["criterion"] = nn.CrossEntropyLoss()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Avalanche warns that there is no logger
-        return strategy(**{**settings, **options})
+    return strategy(**{**settings, **options})
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

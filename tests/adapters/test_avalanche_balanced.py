@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
 from avalanche.training import supervised
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.storage_policy import (
@@ -21,7 +24,7 @@ from aanets_plugin import ConfigurationError
 from aanets_plugin.adapters.avalanche import AANetPlugin
 from tests.adapters.avalanche_setup import STRATEGIES, Network, digits, make
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 
 class Batches:

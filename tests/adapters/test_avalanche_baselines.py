@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
 from avalanche.benchmarks.scenarios.online import split_online_stream
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
@@ -39,7 +42,7 @@ from tests.adapters.avalanche_setup import (
     train,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 ROOT = Path(__file__).parents[2]
 STRATEGIES: dict[Any, Any] = {
@@ -314,6 +317,7 @@ def run(seed: int, checkpoint: Path | None, stop: int = 3) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_resumed_in_a_new_process_ends_as_if_it_had_not_been_interrupted(tmp_path):
     path, command = tmp_path / "run.pkl", [sys.executable, "-W", "ignore", "-m"]
     run(1, path, stop=2)

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.training.determinism.rng_manager import RNGManager
 from avalanche.training.plugins import EvaluationPlugin
@@ -20,7 +23,7 @@ from avalanche.training.supervised import Replay
 from aanets_plugin.adapters.avalanche import AANetPlugin, alpha_metrics
 from tests.adapters.avalanche_setup import STRATEGIES, Network, accuracy, digits, make, phi
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +92,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "resumed.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, resumed):
     whole = run(name, seed=1, checkpoint=None)
@@ -100,6 +104,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, resumed):
     assert resumed[name]["phi"] == whole["phi"]
 
 
+@pytest.mark.slow
 def test_another_seed_ends_differently(resumed):
     other = run("Naive", seed=2, checkpoint=None)
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.test_examples import PNG, run
+
+pytest.importorskip("avalanche")
+
+pytestmark = [pytest.mark.avalanche, pytest.mark.slow]
 
 ARMS = ("plain", "AANets, learned α")
 

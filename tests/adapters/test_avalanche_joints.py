@@ -6,9 +6,12 @@ import inspect
 import pickle
 from typing import Any
 
-import dill
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
+import dill
 from avalanche.benchmarks import class_incremental_benchmark
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.models import SlimResNet18
@@ -39,7 +42,7 @@ from tests.adapters.avalanche_setup import (
     train,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 
 # -- the optimizer -------------------------------------------------------------------------------

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("avalanche")
+pytest.importorskip("tensorboard")
+
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import InteractiveLogger, TensorboardLogger, TextLogger
 from avalanche.training.plugins import EvaluationPlugin
@@ -17,7 +21,7 @@ from aanets_plugin import ConfigurationError, plot_alpha
 from aanets_plugin.adapters.avalanche import AANetPlugin, AlphaCSVLogger, alpha_metrics
 from tests.adapters.avalanche_setup import Network, digits, make
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 PLASTIC = "Alpha_Plastic_Epoch/train_phase/train_stream/Task000/feature_extractor.layer1"
 STABLE = "Alpha_Stable_Epoch/train_phase/train_stream/Task000/feature_extractor.layer1"

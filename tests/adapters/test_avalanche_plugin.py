@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
 from avalanche.benchmarks.scenarios.online import split_online_stream
 from avalanche.models import FeatureExtractorBackbone, SimpleMLP
 from avalanche.training.supervised import (
@@ -46,7 +49,7 @@ from tests.adapters.avalanche_setup import (
     train,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 
 # -- phases --------------------------------------------------------------------------------------

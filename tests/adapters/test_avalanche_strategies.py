@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+
 from avalanche.models import IncrementalClassifier, MTSlimResNet18, SlimResNet18, make_icarl_net
 from avalanche.models.pytorchcv_wrapper import resnet
 from avalanche.training import supervised
@@ -29,7 +32,7 @@ from tests.adapters.avalanche_setup import (
     phi,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = pytest.mark.avalanche
 
 NEEDS = {"GEM": "quadprog"}  # Avalanche calls this solver by name and does not require it
 

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("avalanche")
+pytest.importorskip("continuum")
+pytest.importorskip("accelerate")
+pytest.importorskip("torchvision")
+
 from avalanche.benchmarks import nc_benchmark
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from torch import Tensor
@@ -22,7 +28,7 @@ from aanets_plugin.experiments.runner import Run
 from tests.adapters import avalanche_setup
 from tests.experiments.run_setup import TRAINING, digits, network, unaugmented
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Avalanche's own, about itself
+pytestmark = [pytest.mark.avalanche, pytest.mark.continuum]
 
 
 def images_and_labels(data: Any) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("continuum")
+pytest.importorskip("sklearn")
+
 from continuum import ClassIncremental
 from continuum.datasets import InMemoryDataset
 from continuum.rehearsal import RehearsalMemory
@@ -22,6 +26,8 @@ from aanets_plugin import BilevelStrategy, ConfigurationError, convert_to_aanet,
 from aanets_plugin.adapters import continuum
 from aanets_plugin.adapters.continuum import balanced_loader
 from aanets_plugin.baselines import CifarResNet
+
+pytestmark = pytest.mark.continuum
 
 
 @pytest.fixture

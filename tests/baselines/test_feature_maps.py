@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import pickle
 
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 from aanets_plugin import convert_to_aanet, levels
 from aanets_plugin.baselines import CifarResNet, pod_spatial, stage_maps
-from aanets_plugin.baselines import feature_maps as module
 from aanets_plugin.errors import UnsupportedModelError
 from tests.networks import AttentionNet, HeadOverDictNet, InPlaceNet, shake
 
@@ -146,10 +144,3 @@ def test_a_stage_without_a_tensor_is_refused():
     model.convnet.stage_2.register_forward_hook(lambda *_: "nothing")
     with stage_maps(model), pytest.raises(UnsupportedModelError, match="stage 1 returns a str"):
         model(torch.randn(X))
-
-
-def test_the_example_runs():
-    names = {"model": CifarResNet(1, 5), "x": torch.randn(8, 3, 32, 32)}
-    result = doctest.testmod(module, extraglobs=names)
-    assert result.attempted > 1
-    assert result.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import pytest
@@ -14,7 +13,6 @@ from aanets_plugin.baselines import (
     SplitCosineLinear,
     grow_cosine,
     grow_linear,
-    heads,
     imprinted_weights,
 )
 from aanets_plugin.errors import ConfigurationError
@@ -257,9 +255,3 @@ def test_a_norm_that_is_not_one_positive_number_is_refused(features, norm):
 def test_a_class_without_samples_is_named(features):
     with pytest.raises(ConfigurationError, match=r"no sample of 1 of the 2 classes.*class 17"):
         imprinted_weights(features, range(6), [0, 17], 1.0)
-
-
-def test_the_examples_in_the_docstrings_run():
-    result = doctest.testmod(heads)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import pytest
@@ -14,7 +13,6 @@ from aanets_plugin.baselines import (
     SplitCosineLinear,
     less_forget_loss,
     less_forget_weight,
-    lucir,
     lucir_loss,
     margin_ranking_loss,
 )
@@ -235,9 +233,3 @@ def test_shapes_that_do_not_fit_are_quoted(batch):
         less_forget_loss(batch["features"], batch["teacher_features"][:3])
     with pytest.raises(ConfigurationError, match=r"logits has the shape \(6, 7\), .* \(6, 6\)"):
         lucir_loss(**{**batch, "scores": batch["scores"][:, :6]}, old=OLD)
-
-
-def test_the_examples_in_the_docstrings_run():
-    result = doctest.testmod(lucir)
-    assert result.attempted > 0
-    assert result.failed == 0

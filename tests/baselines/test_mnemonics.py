@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from aanets_plugin.baselines import (
     CifarResNet,
     exemplar_gradient,
     finetune_on_exemplars,
-    mnemonics,
     refine_exemplars,
 )
 from aanets_plugin.errors import ConfigurationError
@@ -324,18 +322,3 @@ def test_what_cannot_be_is_refused():
     model.register_forward_hook(lambda _, args, output: [output])
     with pytest.raises(ConfigurationError, match="gives a list"):
         refine_exemplars(model, images, LABELS, [batch])
-
-
-def test_the_example_runs():
-    model, images, x = problem()
-    names = {
-        "model": model,
-        "exemplars": images,
-        "labels": LABELS,
-        "loader": [(x, LABELS)],
-        "mean": 0.5,
-        "std": 0.25,
-    }
-    result = doctest.testmod(mnemonics, extraglobs=names)
-    assert result.attempted > 1
-    assert result.failed == 0

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import doctest
 import math
 
 import pytest
 import torch
 
-from aanets_plugin.baselines import CifarResNet, LocalSimilarityClassifier, podnet, stage_maps
 from aanets_plugin.baselines.podnet import (
     nca_loss,
     pod_flat,
@@ -269,18 +266,3 @@ def test_half_a_teacher_is_refused():
     given["teacher_maps"] = None
     with pytest.raises(ConfigurationError, match="teacher_maps left out"):
         podnet_loss(**given, scale=1.0, seen=4, new=2)
-
-
-def test_the_examples_run():
-    model = CifarResNet(1, 60)
-    model.fc = LocalSimilarityClassifier(64, 60, proxies=2)
-    names = {
-        "stage_maps": stage_maps,
-        "model": model,
-        "teacher": copy.deepcopy(model),
-        "x": torch.randn(2, 3, 8, 8),
-        "y": torch.tensor([3, 59]),
-    }
-    result = doctest.testmod(podnet, extraglobs=names)
-    assert result.attempted > 2
-    assert result.failed == 0

@@ -21,11 +21,18 @@ from tests.core.alpha_setup import ROUNDING, aanet, alphas, learned, loader, sam
 @pytest.mark.parametrize(
     "wrap",
     [
-        nn.DataParallel,
-        lambda model: torch.compile(model, backend="eager"),
-        lambda model: torch.compile(nn.DataParallel(model), backend="eager"),
+        pytest.param(nn.DataParallel, id="DataParallel"),
+        pytest.param(
+            lambda model: torch.compile(model, backend="eager"),
+            id="compile",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda model: torch.compile(nn.DataParallel(model), backend="eager"),
+            id="both",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["DataParallel", "compile", "both"],
 )
 def test_a_wrapped_model_learns_the_same_alpha_and_uses_it(wrap):
     model, (x, _) = aanet().eval(), samples()
@@ -108,6 +115,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 def test_two_ranks_learn_the_alpha_of_one_process_with_all_their_batches(ranks, share):
     first, second = (rank[share] for rank in ranks)
@@ -118,6 +126,7 @@ def test_two_ranks_learn_the_alpha_of_one_process_with_all_their_batches(ranks, 
         assert (first - learned(own)).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 def test_distributed_training_goes_on_after_an_update(ranks):
     """The same weights and gradients on both ranks: DDP's reducer still does its work."""
     first, second = ranks
@@ -126,6 +135,7 @@ def test_distributed_training_goes_on_after_an_update(ranks):
     assert first["gradients"].norm() > 0
 
 
+@pytest.mark.slow
 def test_two_ranks_hold_the_same_alpha_under_the_official_update(ranks):
     first, second = (rank["official"] for rank in ranks)
     assert torch.equal(first, second)

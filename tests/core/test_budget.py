@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torchvision.models import resnet18
 
 from aanets_plugin import (
     AANetError,
@@ -21,7 +20,7 @@ from aanets_plugin import (
     thaw_base,
 )
 from aanets_plugin.baselines import CifarResNet, resnet32
-from tests.networks import DictNet, shake
+from tests.networks import DictNet, resnet18, shake
 
 ROWS = {
     1: ("all",),

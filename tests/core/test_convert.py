@@ -7,10 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from avalanche.models import MTSlimResNet18, SlimResNet18, make_icarl_net
-from pytorchcv.model_provider import get_model
 from torch import nn
-from torchvision.models import resnet18
 
 from aanets_plugin import (
     AANetError,
@@ -32,9 +29,19 @@ from tests.networks import (
     bare_blocks_net,
     one_stage_net,
     relative_error,
+    resnet18,
     shake,
     tensors,
 )
+
+
+def avalanche_net(name, classes):
+    return getattr(pytest.importorskip("avalanche.models"), name)(classes)
+
+
+def pytorchcv_net(name):
+    return pytest.importorskip("pytorchcv.model_provider").get_model(name)
+
 
 NETWORKS = {
     "torchvision": (lambda: resnet18(num_classes=5), ["layer1", "layer2", "layer3", "layer4"]),
@@ -51,12 +58,15 @@ NETWORKS = {
     "one stage": (one_stage_net, ["1"]),
     "bare blocks": (bare_blocks_net, ["1", "2"]),
     "avalanche icarl": (
-        lambda: make_icarl_net(10),
+        lambda: avalanche_net("make_icarl_net", 10),
         ["feature_extractor.1", "feature_extractor.2", "feature_extractor.3"],
     ),
-    "avalanche slim": (lambda: SlimResNet18(5), ["layer1", "layer2", "layer3", "layer4"]),
+    "avalanche slim": (
+        lambda: avalanche_net("SlimResNet18", 5),
+        ["layer1", "layer2", "layer3", "layer4"],
+    ),
     "pytorchcv": (
-        lambda: get_model("resnet20_cifar10"),
+        lambda: pytorchcv_net("resnet20_cifar10"),
         ["features.stage1", "features.stage2", "features.stage3"],
     ),
 }
@@ -116,7 +126,7 @@ class TestEveryShapeOfNetwork:
 
 
 def test_a_multi_task_network_keeps_its_second_argument(x):
-    model = shake(MTSlimResNet18(5)).eval()
+    model = shake(avalanche_net("MTSlimResNet18", 5)).eval()
     tasks = torch.zeros(3, dtype=torch.long)
     before = model(x, tasks)
     convert_to_aanet(model)

@@ -11,16 +11,17 @@ import os
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from aanets_plugin import UnsupportedModelError, convert_to_aanet, levels
 from aanets_plugin.scaling import scaled_layers
 from tests.networks import relative_error, shake
+
+timm = pytest.importorskip("timm")
+torchvision = pytest.importorskip("torchvision")
 
 MODULES = ("resnet", "resnetv2", "res2net", "resnest", "sknet", "senet", "regnet")
 TORCHVISION = [
@@ -33,7 +34,6 @@ TIMM = [name for module in MODULES for name in timm.list_models(module=module)]
 SMALL = (
     "torchvision/resnet18",
     "torchvision/resnext50_32x4d",
-    "torchvision/wide_resnet50_2",
     "test_resnet",
     "resnet10t",
     "resnetblur18",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import collections
-import doctest
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from aanets_plugin import exemplars as module
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import balanced_indices, balanced_subset, targets_of
 from tests.core.exemplars_setup import LABELS, dataset_of, seeded
@@ -339,9 +337,3 @@ class TestBalancedSubset:
     def test_nothing_to_choose_from_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="are empty"):
             balanced_subset(dataset_of([]), dataset_of([]))
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
-import timm
 import torch
-from timm.layers import BatchNormAct2d, StdConv2d
-from torchvision.models import resnet18
 
 from aanets_plugin import UnsupportedModelError, fold, levels
 from aanets_plugin.baselines import CifarResNet
 from aanets_plugin.scaling import scaled_layers
 from tests.core.fold_setup import SAME, assert_folds, batch_norms, images, trained
-from tests.networks import AttentionNet, HeadOverDictNet, InPlaceNet, relative_error, shake, tensors
+from tests.networks import (
+    AttentionNet,
+    HeadOverDictNet,
+    InPlaceNet,
+    relative_error,
+    resnet18,
+    shake,
+    tensors,
+)
 
 
-def timm_net(name, **options):
-    return functools.partial(timm.create_model, name, num_classes=5, **options)
+def timm_net(name, layers_of_timm=None, **options):
+    """A maker of a network of timm; `layers_of_timm` are options that name one of its layers."""
+
+    def make():
+        timm = pytest.importorskip("timm")
+        kinds = {key: getattr(timm.layers, kind) for key, kind in (layers_of_timm or {}).items()}
+        return timm.create_model(name, num_classes=5, **options, **kinds)
+
+    return make
 
 
 SHORT = {"layers": (1, 1, 1, 1), "channels": (16, 16, 24, 32)}  # of networks with bottlenecks
@@ -45,8 +56,7 @@ NETWORKS = {
         "resnetv2_50",
         layers=(1, 1, 1, 1),
         channels=(16, 32, 32, 64),
-        conv_layer=StdConv2d,
-        norm_layer=BatchNormAct2d,
+        layers_of_timm={"conv_layer": "StdConv2d", "norm_layer": "BatchNormAct2d"},
     ),
 }
 FREE_OF_BATCH_NORM = ("torchvision-resnet18", "cifar", "dict", "attention", "resnet10t")

@@ -84,11 +84,11 @@ def compiler():
 COMPILED = {  # the network, how it is converted, and whether it ran before it is compiled
     "one-stage-used": (one_stage_net, DEFAULT, True),
     "paired": (InPlaceNet, KINDS["paired"], False),
-    "in-place": (InPlaceNet, DEFAULT, False),
     "in-place-used": (InPlaceNet, DEFAULT, True),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_network_computes_the_same(name, compiler):
     make, options, after_a_forward = COMPILED[name]

@@ -70,6 +70,7 @@ def two_processes(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_give_the_gradient_of_one_with_the_joined_batch(two_processes, kind):
     net = convert_to_aanet(CifarResNet(1, 5), **KINDS[kind])
@@ -87,6 +88,7 @@ def test_two_processes_give_the_gradient_of_one_with_the_joined_batch(two_proces
     assert total_error(found, gradients(net)) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_hold_the_same_network_after_training(two_processes, kind):
     (_, first, names), (_, second, _) = (

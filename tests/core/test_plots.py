@@ -108,6 +108,7 @@ def test_smoothing_outside_its_range_is_refused(history, smoothing):
         plot_alpha(history, smoothing=smoothing)
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_by_a_plot_and_not_by_the_package():
     code = (
         "import sys, aanets_plugin as a\n"

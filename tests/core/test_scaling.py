@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -35,21 +34,25 @@ def train_a_little(model, x, steps=2):
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.Conv2d(6, 4, 3),
-        nn.Conv2d(6, 4, (1, 5), groups=2, bias=False),
-        nn.Conv1d(6, 4, 3),
-        nn.Linear(6, 4),
-        timm.layers.StdConv2d(6, 4, 3),
-        timm.layers.ScaledStdConv2d(6, 4, 3),
-        timm.layers.Conv2dSame(6, 4, 3, stride=2),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_phi_scales_each_kernel_slice(layer):
+def timm_layer(name, **options):
+    return getattr(pytest.importorskip("timm.layers"), name)(6, 4, 3, **options)
+
+
+LAYERS = {
+    "Conv2d": lambda: nn.Conv2d(6, 4, 3),
+    "Conv2d-groups": lambda: nn.Conv2d(6, 4, (1, 5), groups=2, bias=False),
+    "Conv1d": lambda: nn.Conv1d(6, 4, 3),
+    "Linear": lambda: nn.Linear(6, 4),
+    "StdConv2d": lambda: timm_layer("StdConv2d"),
+    "ScaledStdConv2d": lambda: timm_layer("ScaledStdConv2d"),
+    "Conv2dSame": lambda: timm_layer("Conv2dSame", stride=2),
+}
+
+
+@pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS)
+def test_phi_scales_each_kernel_slice(build):
     """One φ per (output, input) pair of a kernel, whatever the layer does with its weight."""
+    layer = build()
     shape = {nn.Conv1d: (2, 6, 9), nn.Linear: (2, 6)}.get(type(layer), (2, 6, 9, 9))
     x = torch.randn(shape)
     before, names = layer(x), [name for name, _ in layer.named_parameters()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import doctest
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torchvision import models
 from aanets_plugin import convert_to_aanet, levels
 from aanets_plugin.baselines import LUCIR, METHODS, Joint, PODNet
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments import presets
 from aanets_plugin.experiments.backbones import OUR_BACKBONES, OpenBlock, backbone_factory
 from aanets_plugin.experiments.cli import main, output_folder
 from aanets_plugin.experiments.comparison import arms_of, same_start
@@ -89,10 +87,6 @@ def test_epochs_of_the_first_phase_follow_in_proportion():
     assert half.base_epochs / 30 == pytest.approx(digits.base_epochs / digits.epochs)
     assert digits.with_epochs(3, 7).base_epochs == 7
     assert digits.with_epochs(None, 7) == dataclasses.replace(digits, base_epochs=7)
-
-
-def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(presets).failed == 0
 
 
 def test_arms():

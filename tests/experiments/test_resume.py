@@ -13,6 +13,8 @@ import torch
 from aanets_plugin.experiments import AANets, Training
 from tests.experiments.run_setup import METHODS, rows_of, saved, small_run
 
+pytestmark = pytest.mark.slow
+
 TRAINING = Training(epochs=2, batch_size=32, lr=0.05)
 METHODS = {
     "lucir": METHODS["lucir"],

@@ -214,7 +214,8 @@ def test_learned_pictures_are_files_of_the_run_and_the_data_stay(picture_run, pi
     assert {str(path) for path in files[1:]} == set(kept["x"])
     assert len(set(kept["x"])) == 12
     for path in kept["x"]:
-        assert Image.open(path).size == (16, 16)
+        with Image.open(path) as picture:
+            assert picture.size == (16, 16)
 
 
 def test_learned_images_are_other_images_than_the_herded_ones(tmp_path):

@@ -27,6 +27,8 @@ from tests.experiments.run_setup import (
     watched_network,
 )
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("lucir", "podnet", "mnemonics")
 RANKS = (0, 1)
 

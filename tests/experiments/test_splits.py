@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments import splits
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
 from aanets_plugin.experiments.splits import check_split, paper_order
 from tests.experiments.datasets_setup import arrays
@@ -121,8 +118,3 @@ def test_something_else_than_an_order_of_the_classes_is_refused(order, parts):
         scenarios(load_data("digits"), phases=5, order=order)
     parts = [*parts, "10 classes of digits"]
     assert all(part in str(caught.value) for part in parts), str(caught.value)
-
-
-def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(splits).attempted
-    assert not doctest.testmod(splits).failed
