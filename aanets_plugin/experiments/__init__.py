@@ -10,38 +10,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aanets_plugin.experiments.accuracy_plot import plot_accuracy
-    from aanets_plugin.experiments.cli import main
-    from aanets_plugin.experiments.comparison import Arm, arms_of, compare
-    from aanets_plugin.experiments.datasets import load_data, scenarios
-    from aanets_plugin.experiments.results import (
-        Result,
-        accuracy_table,
-        paired_table,
-        results_table,
-    )
-    from aanets_plugin.experiments.runner import run
-    from aanets_plugin.experiments.settings import AANets, Memory, Training
+    from aanets_plugin.experiments.accuracy_plot import plot_accuracy as plot_accuracy
+    from aanets_plugin.experiments.cli import main as main
+    from aanets_plugin.experiments.comparison import Arm as Arm
+    from aanets_plugin.experiments.comparison import arms_of as arms_of
+    from aanets_plugin.experiments.comparison import compare as compare
+    from aanets_plugin.experiments.datasets import load_data as load_data
+    from aanets_plugin.experiments.datasets import scenarios as scenarios
+    from aanets_plugin.experiments.results import Result as Result
+    from aanets_plugin.experiments.results import accuracy_table as accuracy_table
+    from aanets_plugin.experiments.results import paired_table as paired_table
+    from aanets_plugin.experiments.results import results_table as results_table
+    from aanets_plugin.experiments.runner import run as run
+    from aanets_plugin.experiments.settings import AANets as AANets
+    from aanets_plugin.experiments.settings import Memory as Memory
+    from aanets_plugin.experiments.settings import Training as Training
 
-__all__ = [
-    "AANets",
-    "Arm",
-    "Memory",
-    "Result",
-    "Training",
-    "accuracy_table",
-    "arms_of",
-    "compare",
-    "load_data",
-    "main",
-    "paired_table",
-    "plot_accuracy",
-    "results_table",
-    "run",
-    "scenarios",
-]
-
-_NAMES_OF_MODULES = {
+_NAMES = {
     "accuracy_plot": ("plot_accuracy",),
     "cli": ("main",),
     "comparison": ("Arm", "arms_of", "compare"),
@@ -50,7 +35,8 @@ _NAMES_OF_MODULES = {
     "runner": ("run",),
     "settings": ("AANets", "Memory", "Training"),
 }
-_MODULES = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
