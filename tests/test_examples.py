@@ -113,7 +113,7 @@ def test_own_loop_refuses_a_memory_of_nothing(tmp_path):
     done = run_here("own_loop.py", "--memory-per-class", "0", cwd=tmp_path)
 
     assert done.returncode == 2
-    assert "must be at least 1" in done.stderr
+    assert "must be ≥ 1" in done.stderr
 
 
 @pytest.mark.parametrize("script", BASELINES)

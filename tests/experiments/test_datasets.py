@@ -159,9 +159,9 @@ class TestCifar100:
         root, x, y = original
         data = load_data("cifar100", root)
         for dataset, half in ((data.train, slice(0, 4)), (data.test, slice(4, 7))):
-            found, labels = arrays(dataset)
-            assert np.array_equal(found, x[half])
-            assert not np.array_equal(found, x[half].transpose(0, 2, 1, 3))
+            images, labels = arrays(dataset)
+            assert np.array_equal(images, x[half])
+            assert not np.array_equal(images, x[half].transpose(0, 2, 1, 3))
             assert labels.tolist() == y[half].tolist()
 
     def test_the_archive_is_downloaded_and_unpacked(self, tmp_path, original, monkeypatch):

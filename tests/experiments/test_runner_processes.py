@@ -47,8 +47,8 @@ def one_of_two_processes(rank, port, root):
         data = unaugmented(digits())
         options = {"aanets": AANets(), "data": data, "backbone": make}
         result = small_run(root / name, METHODS[name], **options)
-        found = {"result": result.head, "net": nets[0].state_dict(), "seen": seen}
-        torch.save(found, root / f"{name}-{rank}.pt")
+        held_here = {"result": result.head, "net": nets[0].state_dict(), "seen": seen}
+        torch.save(held_here, root / f"{name}-{rank}.pt")
 
     def slow():
         time.sleep(3 * rank)
