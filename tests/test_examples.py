@@ -1,4 +1,4 @@
-"""The examples run as a user runs them: as scripts, from a folder of their own."""
+"""The examples, run as scripts in a temporary folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(
 
 
 def run_here(script: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The same in this process, which has imported already what takes long to import."""
+    """The same in this process, without the time for imports."""
     argv, here, out, err, code = sys.argv, Path.cwd(), io.StringIO(), io.StringIO(), 0
     sys.argv = [str(ROOT / "examples" / script), *options]
     os.chdir(cwd)

@@ -1,4 +1,4 @@
-"""The command line of the examples, in this process: options, presets, errors, one small run."""
+"""The command line: options, presets, errors and small comparisons, without a subprocess."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
 
 
 def first_only(result):
-    """With the first phase's accuracy alone: all arms share it."""
+    """The accuracy of the first phase, which all arms share."""
     kept = [{"all": result.head[0]["all"]}]
     return dataclasses.replace(result, classes=result.classes[:1], head=kept, nearest_mean=None)
 
