@@ -190,36 +190,19 @@ def main() -> None:
     names = f"{', '.join(STRATEGIES)} [%(default)s]"
     defaults = AANetConfig()
     add("--strategy", choices=STRATEGIES, default="replay", metavar="NAME", help=names)
-    add(
-        "--dataset",
-        choices=["digits", "cifar100", "folder"],
-        default="digits",
-        help="dataset [%(default)s]",
-    )
+    add("--dataset", choices=["digits", "cifar100", "folder"], default="digits", help="[digits]")
     add("--data", type=Path, help="folder of CIFAR-100, or one with train/CLASS/ and val/CLASS/")
     add("--size", type=int, default=32, help="image size of a folder dataset [%(default)s]")
-    add(
-        "--seeds",
-        "--seed",
-        type=int,
-        nargs="+",
-        default=[0],
-        help="one run of each arm per seed [0]",
-    )
+    add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one run per arm and seed [0]")
     add("--epochs", type=int, default=10, help="epochs of each experience [%(default)s]")
-    add(
-        "--experiences", type=int, default=3, help="number of experiences, at least 2 [%(default)s]"
-    )
+    add("--experiences", type=int, default=3, help="number of experiences, ≥ 2 [%(default)s]")
     add("--memory", type=int, default=50, help="number of exemplars in total [%(default)s]")
     blocks = f"all, scaling or frozen for each branch [{' '.join(defaults.blocks)}]"
     add("--blocks", nargs="+", default=defaults.blocks, metavar="BLOCK", help=blocks)
     add("--stem", default=defaults.stem, help="stable, plastic or paired [%(default)s]")
     add("--lr", type=float, default=0.05, help="learning rate of the strategy [%(default)s]")
     add(
-        "--alpha-lr",
-        type=float,
-        default=defaults.lr,
-        help="step size of α; 0 keeps α fixed [%(default)s]",
+        "--alpha-lr", type=float, default=defaults.lr, help="step size of α, 0: fixed [%(default)s]"
     )
     add("--device", default="cpu", help="cpu, cuda, cuda:1, … [%(default)s]")
     add("--output", type=Path, help="folder for the plots [runs/avalanche-NAME]")

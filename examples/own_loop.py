@@ -1,16 +1,17 @@
-"""A class-incremental loop as people write it, and the same loop with AANets: three added lines.
+"""A hand-written class-incremental loop without and with AANets, which add three lines.
 
 python examples/own_loop.py --seeds 0 1 2
 
-Exemplar replay with herding on scikit-learn's 8x8 digits: 4 classes first, then 2 at a time. The
-lines that make it an AANet are marked with (1), (2) and (3). Accuracy is told twice: by the linear
-head, which leans to the classes with more samples, and by the nearest mean of the exemplars.
+The loop replays exemplars chosen by herding, on scikit-learn's 8x8 digits: 4 classes first, then 2
+at a time. The lines that AANets add are marked with (1), (2) and (3). Accuracy is measured by the
+linear head, which is biased to classes with more samples, and by the nearest mean of exemplars.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -29,13 +30,14 @@ from aanets_plugin import (
     plot_alpha,
 )
 from aanets_plugin.baselines import CifarResNet, class_means, nearest_mean, resnet20
+from aanets_plugin.config import DEFAULTS
 
 PHASES = [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9]]
-ARMS = {"plain": None, "AANets, fixed α": 0.0, "AANets, learned α": 0.03}
+ARMS = {"plain": None, "AANets, fixed α": 0.0, "AANets, learned α": DEFAULTS.lr}
 
 
 def digits(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """Half for training, half for testing, classes in an order that the seed draws."""
+    """Half of the digits for training, half for testing, with the classes in random order."""
     images, labels = load_digits(return_X_y=True)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(10, generator=generator)
@@ -60,7 +62,7 @@ def outputs(model: CifarResNet, data: Dataset) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def accuracies(model: CifarResNet, memory: Dataset, test: Dataset) -> dict[str, float]:
-    """In per cent, by the head and by the nearest mean of the exemplars in the memory."""
+    """Accuracy in per cent, by the head and by the nearest mean of the exemplars."""
     means = class_means(*outputs(model, memory)[::2])
     features, by_head, labels = outputs(model, test)
     predictions = {"head": by_head, "nearest mean": nearest_mean(features, *means)}
@@ -68,7 +70,7 @@ def accuracies(model: CifarResNet, memory: Dataset, test: Dataset) -> dict[str, 
 
 
 def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[list[dict], list]:
-    """One run over all phases: accuracies on all classes seen after each, and α's history."""
+    """Train all phases. Returns the accuracies on all classes seen after each phase, and α."""
     torch.manual_seed(seed)
     train, test = digits(seed)
     model = resnet20(num_classes=10, in_channels=1)
@@ -80,8 +82,6 @@ def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[
     seen: list[int] = []
     results = []
     for phase, classes in enumerate(PHASES):
-        if bilevel:
-            bilevel.begin_phase()  # (2), and its end_phase() below
         seen += classes
         new = of_classes(train, classes)
         loader = DataLoader(
@@ -89,21 +89,20 @@ def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[
         )
         balanced = DataLoader(balanced_subset(new, memory), batch_size=128) if memory else None
         epochs = args.epochs if memory else 2 * args.epochs
-        groups = parameter_groups(model, lr=0.05, weight_decay=5e-4)
-        optimizer = torch.optim.SGD(groups, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-        for _ in range(epochs):
-            model.train()
-            for x, y in loader:
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
-                optimizer.step()
-            schedule.step()
-            if bilevel:
-                bilevel.after_epoch(balanced)  # (3)
-            progress.update()
-        if bilevel:
-            bilevel.end_phase()
+        with bilevel.phase() if bilevel else nullcontext():  # (2)
+            groups = parameter_groups(model, lr=0.05, weight_decay=5e-4)
+            optimizer = torch.optim.SGD(groups, momentum=0.9)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+            for _ in range(epochs):
+                model.train()
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                schedule.step()
+                if bilevel:
+                    bilevel.after_epoch(balanced)  # (3)
+                progress.update()
         features, _, labels = outputs(model, new)
         chosen = herd_classes(features, labels, args.memory_per_class)
         kept = Subset(new, torch.cat(list(chosen.values())).tolist())
@@ -118,15 +117,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run per seed")
-    parser.add_argument("--epochs", type=int, default=12, help="per phase, twice that in the first")
-    parser.add_argument("--memory-per-class", type=int, default=5, help="exemplars of a class")
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/own_loop"), help="folder for alpha.png"
-    )
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[0], help="one run of each arm per seed")
+    add("--epochs", type=int, default=12, help="epochs of a phase, twice as many in the first")
+    add("--memory-per-class", type=int, default=5, help="exemplars of each class")
+    add("--output", type=Path, default=Path("runs/own_loop"), help="folder for alpha.png")
     args = parser.parse_args()
     if args.epochs < 1 or args.memory_per_class < 1:
-        parser.error("--epochs and --memory-per-class must be at least 1")
+        parser.error("--epochs and --memory-per-class: must be ≥ 1.")
 
     results: dict[str, list[list[dict]]] = {arm: [] for arm in ARMS}
     steps = len(ARMS) * len(args.seeds) * args.epochs * (len(PHASES) + 1)

@@ -1,4 +1,4 @@
-"""Turn ResNets into AANets: nothing they compute changes, and here is what it costs.
+"""Convert ResNets to AANets: their outputs stay the same. Then compare the costs.
 
 python examples/quickstart.py
 """
@@ -17,13 +17,14 @@ from tqdm import tqdm
 
 from aanets_plugin import MemoryBudget, Profile, convert_to_aanet, levels, profile, profile_table
 from aanets_plugin.baselines import resnet32
+from aanets_plugin.config import EXEMPLARS_PER_CLASS
 
 CIFAR = (3, 32, 32)
 BLOCKS = (("all", "scaling"), ("all", "frozen"), ("scaling", "frozen"))
 
 
 def convert_and_compare(net: torch.nn.Module) -> str:
-    """Convert `net`; tell how far its output moved and which stages became levels."""
+    """Convert `net`. Returns the change of its outputs and the names of its levels as text."""
     net.eval()
     x = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
@@ -35,7 +36,7 @@ def convert_and_compare(net: torch.nn.Module) -> str:
 
 
 def costs() -> dict[str, Profile]:
-    """The columns of the paper's Table 1, for the plain network and three choices of blocks."""
+    """The costs in the paper's Table 1, for the plain network and three choices of blocks."""
     plain = resnet32(num_classes=100)
     nets = {"plain": plain}
     for blocks in BLOCKS:
@@ -63,13 +64,13 @@ def draw(profiles: dict[str, Profile], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Convert a timm and a torchvision ResNet to AANets, check that their outputs "
-        "stay the same, and show what each choice of blocks costs on CIFAR-100.",
+        "stay the same, and show the cost of each choice of blocks on CIFAR-100.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
         "--output", type=Path, default=Path("runs/quickstart"), help="folder for profile.png"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random weights and images")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random weights and images")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
 
@@ -83,15 +84,16 @@ def main() -> None:
     profiles = costs()
     print(f"\nResNet-32, 100 classes, 2000 exemplars of 32x32:\n\n{profile_table(profiles)}\n")
 
-    budget = MemoryBudget(per_class=20, classes=100, input_shape=CIFAR)
+    budget = MemoryBudget(per_class=EXEMPLARS_PER_CLASS, classes=100, input_shape=CIFAR)
     left = budget.exemplars_for(convert_to_aanet(resnet32(num_classes=100)))
     print(
-        f"In the memory of the plain network with 20 exemplars per class, all+scaling has {left}."
+        f"The memory of the plain network with {EXEMPLARS_PER_CLASS} exemplars per class is enough "
+        f"for all+scaling with {left}."
     )
 
     picture = args.output / "profile.png"
     draw(profiles, picture)
-    print(f"The same as a picture: {picture}")
+    print(f"The costs as a plot: {picture}")
 
 
 if __name__ == "__main__":

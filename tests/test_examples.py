@@ -1,4 +1,4 @@
-"""The examples run as a user runs them: as scripts, from a folder of their own."""
+"""The examples, run as scripts in a temporary folder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(
 
 
 def run_here(script: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The same in this process, which has imported already what takes long to import."""
+    """The same in this process, without the time for imports."""
     skip_where_it_cannot_run(script)
     argv, here, out, err, code = sys.argv, Path.cwd(), io.StringIO(), io.StringIO(), 0
     sys.argv = [str(ROOT / "examples" / script), *options]
@@ -129,7 +129,7 @@ def test_own_loop_refuses_a_memory_of_nothing(tmp_path):
     done = run_here("own_loop.py", "--memory-per-class", "0", cwd=tmp_path)
 
     assert done.returncode == 2
-    assert "must be at least 1" in done.stderr
+    assert "must be ≥ 1" in done.stderr
 
 
 @pytest.mark.slow

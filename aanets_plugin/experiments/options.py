@@ -21,7 +21,6 @@ from aanets_plugin.experiments.presets import (
     Setting,
     setting,
 )
-from aanets_plugin.scaling import RULES
 
 AANET_OPTIONS = {
     "blocks": "blocks",
@@ -46,17 +45,15 @@ def make_parser(method: Method, description: str | None = None) -> argparse.Argu
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_data_options(parser.add_argument_group("data and memory"))
-    _add_comparison_options(parser.add_argument_group("comparison"))
-    _add_training_options(parser.add_argument_group("network and training"))
-    _add_aanet_options(
-        parser.add_argument_group(
-            "AANets",
-            "Options of AANetConfig. A schedule for the step size of α is a function; set it in "
-            "Python with AANets(schedule=…).",
-        )
-    )
-    _add_output_options(parser.add_argument_group("output and hardware"), method)
+    group = parser.add_argument_group
+    data = "Classes are learned in phases. Exemplars are the images of old classes that are kept."
+    _add_data_options(group("data and memory", data))
+    arms = "By default the plain network is compared with AANets with learned α, with one seed."
+    _add_comparison_options(group("comparison", arms))
+    _add_training_options(group("network and training"))
+    python_only = "In Python only: a schedule for the step size of α, AANets(schedule=…)."
+    _add_aanet_options(group("AANets", python_only))
+    _add_output_options(group("output and hardware"), method)
     return parser
 
 
@@ -132,7 +129,8 @@ def _add_aanet_options(group: Any) -> None:
     add(
         "--blocks",
         metavar="A+B",
-        help=f"one of {', '.join(RULES)} for each branch, the plastic branch first; default: "
+        help="what each branch learns, the plastic branch first: all (everything), scaling (one "
+        f"scale per kernel slice, and normalisation) or frozen (nothing); default: "
         f"{'+'.join(DEFAULTS.blocks)}",
     )
     stems = ", ".join(STEMS)

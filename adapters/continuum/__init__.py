@@ -6,7 +6,6 @@ This package needs torch and Continuum. The names of the experiment runner, such
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from .loaders import balanced_loader
@@ -15,19 +14,10 @@ from .phases import Phases
 
 __all__ = ["Phases", "balanced_loader", "herd_samples", "rehearsal_memory"]
 
-_IN_EXPERIMENTS = (
-    "AANets",
-    "Memory",
-    "Result",
-    "Training",
-    "compare",
-    "load_data",
-    "run",
-    "scenarios",
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _IN_EXPERIMENTS:
+    from aanets_plugin import experiments
+
+    if name not in experiments.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("aanets_plugin.experiments"), name)
+    return getattr(experiments, name)

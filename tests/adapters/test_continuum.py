@@ -1,4 +1,4 @@
-"""The Continuum adapter, on a real scenario and a real rehearsal memory."""
+"""The Continuum adapter with a real scenario and rehearsal memory."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ continuum.run
 
 
 def test_the_adapter_needs_torch_and_continuum_alone(tmp_path):
-    """The runner, which can be imported from here too, needs more."""
+    """The names of the runner can be imported too, where their packages are installed."""
     done = subprocess.run(
         [sys.executable, "-c", ALONE],
         cwd=tmp_path,

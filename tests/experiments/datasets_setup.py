@@ -1,4 +1,4 @@
-"""Small data sets on disk, in the forms that the real ones have."""
+"""Small datasets on disk in the formats of the real ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def arrays(dataset):
 
 
 def images(labels, seed=0):
-    """Noise, and the labels as an array."""
+    """Random images, and the labels as an array."""
     random = np.random.default_rng(seed)
     return random.integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8), np.array(labels)
 
@@ -26,7 +26,7 @@ def write_npz(root, train=(0, 1, 2, 0), test=(2, 1, 0)):
 
 
 def write_tree(root, train, test, below="val"):
-    """One small picture per count, in the folder of its class; a picture is grey like its class."""
+    """Write small grey images into one folder per class; each class has its own grey value."""
     for split, counts in (("train", train), (below, test)):
         for place, (label, count) in enumerate(counts.items()):
             folder = root / split / label

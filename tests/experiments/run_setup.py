@@ -1,4 +1,4 @@
-"""Small runs of Continuum's runner: ten digits in three phases, a network of three blocks."""
+"""Small runs for the tests: ten digits in three phases, a network with three blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def network():
 
 
 def first_of_each(dataset, counts):
-    """The first `counts[label]` samples of each class of a Continuum dataset, as one."""
+    """The first `counts[label]` samples of each class of a Continuum dataset, as a dataset."""
     x, y, _ = dataset.get_data()
     kept = [np.flatnonzero(y == label)[:count] for label, count in enumerate(counts)]
     kept = np.sort(np.concatenate(kept))
@@ -50,20 +50,20 @@ def first_of_each(dataset, counts):
 
 @functools.cache
 def digits(per_class=20, seed=0):
-    """The digits with few test images as well."""
+    """The digits with few training and test images."""
     data = load_data("digits", per_class=per_class, seed=seed)
     return dataclasses.replace(data, test=first_of_each(data.test, [10] * 10))
 
 
 def small_run(output, method=None, *, data=None, backbone=network, split=None, **options):
-    """A run of a few seconds; `split` has the options of `scenarios`."""
+    """A run that takes a few seconds; `split` are options of `scenarios`."""
     train, test = scenarios(data or digits(), **(split or {"base_classes": 6, "phases": 2}))
     options = {"memory": Memory(per_class=EXEMPLARS), "training": TRAINING, **options}
     return run(train, test, backbone, method or LUCIR(), output=output, progress=False, **options)
 
 
 def rows_of(folder):
-    """What metrics.jsonl says, a dict for each phase."""
+    """The contents of metrics.jsonl, a dict per phase."""
     lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
@@ -74,13 +74,13 @@ def saved(folder, name="phase"):
 
 
 def exemplar_counts(folder):
-    """How many exemplars each class has at the end, by label."""
+    """The number of exemplars of each class at the end of the run."""
     _, counts = np.unique(saved(folder)["exemplars"]["y"], return_counts=True)
     return counts.tolist()
 
 
 def watched_network(seen, make=network):
-    """A function that makes a network; what goes through it is added to `seen` as (why, images).
+    """A function that makes a network, which adds all its inputs to `seen` as (why, images).
 
     Why is "train", "alpha" (in eval mode with a gradient) or "look".
     """
@@ -98,12 +98,12 @@ def watched_network(seen, make=network):
 
 
 def unaugmented(data):
-    """The same data, each image always the same to the network."""
+    """The same data without augmentation."""
     return dataclasses.replace(data, train_transforms=data.test_transforms)
 
 
 def labels_of(images, train):
-    """The labels that a scenario of unaugmented data has for these images."""
+    """The labels of these images in a scenario of unaugmented data."""
     known = {}
     for taskset in train:
         known.update({x.numpy().tobytes(): int(y) for x, y, _ in taskset})

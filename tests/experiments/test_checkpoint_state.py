@@ -1,4 +1,4 @@
-"""Which state a converted model is in after something was loaded into it."""
+"""The state of a converted model after loading a checkpoint."""
 
 from __future__ import annotations
 

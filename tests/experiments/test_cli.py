@@ -1,4 +1,4 @@
-"""The command line of the examples, in this process: options, presets, errors, one small run."""
+"""The command line: options, presets, errors and small comparisons, without a subprocess."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_every_option_is_explained():
 
 
 def test_the_defaults_of_all_datasets_are_settings_that_can_be_used():
-    for name, found in DATASET_SETTINGS.items():
-        assert found.training().epochs == found.epochs, name
-        assert isinstance(backbone_factory(found.backbone)(), nn.Module)
+    for name, chosen in DATASET_SETTINGS.items():
+        assert chosen.training().epochs == chosen.epochs, name
+        assert isinstance(backbone_factory(chosen.backbone)(), nn.Module)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_the_defaults_of_all_datasets_are_settings_that_can_be_used():
     ],
 )
 def test_the_preset_has_the_numbers_of_the_paper(dataset, network, epochs, falls):
-    found = setting(dataset, "paper")
-    training = found.training()
-    assert found.backbone == network
+    chosen = setting(dataset, "paper")
+    training = chosen.training()
+    assert chosen.backbone == network
     assert [training.epochs_of(phase) for phase in (0, 1)] == [epochs, epochs]
     assert (training.lr, training.batch_size, training.momentum) == (0.1, 128, 0.9)
     assert training.weight_decay == 5e-4
-    assert found.memory_per_class == 20
+    assert chosen.memory_per_class == 20
     factors = [training.factor(epoch, epochs, "step") for epoch in range(epochs)]
     assert tuple(e for e in range(1, epochs) if factors[e] < factors[e - 1]) == falls
     assert (factors[0], factors[falls[0]], factors[falls[1]]) == (1.0, 0.1, 0.01)
@@ -66,9 +66,9 @@ def test_the_preset_has_the_numbers_of_the_paper(dataset, network, epochs, falls
 
 @pytest.mark.parametrize(("classes", "split"), [(100, (50, 5)), (1000, (500, 5))])
 def test_the_preset_learns_half_of_the_classes_first(classes, split):
-    for found in PAPER.values():
-        assert found.split(classes, None, None) == split
-        assert found.split(classes, None, 25) == (split[0], 25)
+    for chosen in PAPER.values():
+        assert chosen.split(classes, None, None) == split
+        assert chosen.split(classes, None, 25) == (split[0], 25)
 
 
 def test_podnet_alone_has_a_cosine_schedule_and_the_preset_leaves_it():
@@ -78,7 +78,7 @@ def test_podnet_alone_has_a_cosine_schedule_and_the_preset_leaves_it():
         "podnet": "cosine",
         "mnemonics": "step",
     }
-    assert all(found.training().schedule is None for found in PAPER.values())
+    assert all(chosen.training().schedule is None for chosen in PAPER.values())
 
 
 def test_epochs_of_the_first_phase_follow_in_proportion():
@@ -288,7 +288,7 @@ def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
 
 
 def first_only(result):
-    """With the first phase's accuracy alone: all arms share it."""
+    """The accuracy of the first phase, which all arms share."""
     kept = [{"all": result.head[0]["all"]}]
     return dataclasses.replace(result, classes=result.classes[:1], head=kept, nearest_mean=None)
 

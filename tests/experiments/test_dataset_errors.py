@@ -1,4 +1,4 @@
-"""Data that is not what it should be is refused by an error that says what to do."""
+"""Invalid data raises an error that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The datasets of the examples: made small here, read by the code that reads the real ones."""
+"""Datasets: small copies in the formats of the real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.experiments.datasets_setup import arrays, images, write_npz, write_tr
 
 
 def write_empty_tree(root, classes):
-    """Named like ImageNet's, with files that are never opened."""
+    """A folder with the class names of ImageNet, and empty files."""
     names = [f"n{number:08}" for number in range(classes)]
     for split in ("train", "val"):
         for name in names:
@@ -38,7 +38,7 @@ def write_empty_tree(root, classes):
 
 @contextmanager
 def serving(folder):
-    """The address of a web server of this machine with the files of a folder."""
+    """The address of a local web server for the files of a folder."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -159,9 +159,9 @@ class TestCifar100:
         root, x, y = original
         data = load_data("cifar100", root)
         for dataset, half in ((data.train, slice(0, 4)), (data.test, slice(4, 7))):
-            found, labels = arrays(dataset)
-            assert np.array_equal(found, x[half])
-            assert not np.array_equal(found, x[half].transpose(0, 2, 1, 3))
+            images, labels = arrays(dataset)
+            assert np.array_equal(images, x[half])
+            assert not np.array_equal(images, x[half].transpose(0, 2, 1, 3))
             assert labels.tolist() == y[half].tolist()
 
     def test_the_archive_is_downloaded_and_unpacked(self, tmp_path, original, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tables, curves and the page after runs, from made-up numbers."""
+"""Result tables, the accuracy plot and the summary page, from made-up numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEARNED, FIXED = "AANets, learned α", "AANets, fixed α"
 
 
 def metrics(accuracies, **last):
-    """Of each phase; `last` changes some of the last phase."""
+    """The metrics of each phase; `last` replaces some of the last phase."""
     phases = []
     for phase, accuracy in enumerate(accuracies):
         phases.append(
@@ -67,7 +67,7 @@ def results():
 
 
 def table(text):
-    """Rows of cells, the header as the first, and what stands below the table."""
+    """The rows of a table with its header, and the caption."""
     lines = text.splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
     rows = [[cell.strip() for cell in row] for row in rows]

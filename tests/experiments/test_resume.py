@@ -1,4 +1,4 @@
-"""Runs that are killed, at any moment, end as one that was not: the same bytes."""
+"""A run that is killed at any moment and resumed is bit-identical to one that was not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def the_run(folder, name):
 
 @pytest.fixture(scope="module")
 def start():
-    """Starts the run in a process of its own, a fork of one that has everything imported."""
+    """Starts the run in a separate process, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
@@ -52,7 +52,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
-    """Gives the folder of a method's run that nobody disturbed."""
+    """Gives the folder of a method's run that was not killed."""
     root, processes = tmp_path_factory.mktemp("whole"), {}
 
     def get(name):
@@ -66,7 +66,7 @@ def whole(start, tmp_path_factory):
 
 
 def inode(path):
-    """Another number each time the file is replaced; 0 while there is none."""
+    """A number that changes when the file is replaced; 0 if there is no file."""
     try:
         return path.stat().st_ino, path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def inode(path):
 
 
 def killed(process, moment, patience=60):
-    """Kill the process as soon as the moment has come; whether it was still running then."""
+    """Kill the process at this moment. Returns whether it was still running."""
     deadline = time.monotonic() + patience
     while process.is_alive() and not moment():
         assert time.monotonic() < deadline, "the moment never came"
@@ -85,7 +85,7 @@ def killed(process, moment, patience=60):
 
 
 def epoch_saved(folder, *where):
-    """The moment when epoch.pt becomes that of this phase and epoch."""
+    """The moment when the checkpoint of this phase and epoch is written."""
     path, last = folder / "checkpoint" / "epoch.pt", [0]
 
     def moment():
@@ -99,19 +99,19 @@ def epoch_saved(folder, *where):
 
 
 def replaced(path):
-    """The moment when a file is written, or written again."""
+    """The moment when a file is created or replaced."""
     before = inode(path)
     return lambda: inode(path) != before
 
 
 def after(seconds):
-    """The moment so many seconds from now."""
+    """The moment after this many seconds."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() > end
 
 
 def state_of(folder):
-    """How far the run has come: phases done, and the last epoch saved."""
+    """The progress of a run: finished phases, and the last epoch saved."""
     done = len(saved(folder)["rows"]) if (folder / "checkpoint" / "phase.pt").exists() else 0
     if not (folder / "checkpoint" / "epoch.pt").exists():
         return done, None, None
@@ -132,7 +132,7 @@ def assert_same_end(folder, expected):
 
 
 def kill_at(moments, folder, name, start):
-    """Start and kill at each of the moments, then let it end; gives where each kill found it."""
+    """Kill the run at each moment, then let it finish. Returns its progress at each kill."""
     states = []
     for what, moment in moments.items():
         assert killed(start(folder, name), moment()), f"over before: {what}"

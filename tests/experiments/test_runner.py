@@ -1,4 +1,4 @@
-"""The runner on real Continuum scenarios: what it trains, what it writes, what it refuses."""
+"""Runs of all methods on real Continuum scenarios: results, files, seeds, shared first phases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES = {"head": "head", "nearest_mean": "nearest mean"}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Gives (folder, result) of a method and an arm; each is run once."""
+    """Gives (folder, result) of a method and an arm. Each is run only once."""
     root, runs = tmp_path_factory.mktemp("runs"), {}
 
     def get(name, arm="plain"):
@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
 
 
 def alphas(folder):
-    """The rows of alpha.csv with numbers in place of text."""
+    """The rows of alpha.csv, converted to numbers."""
     with open(folder / "alpha.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [
@@ -118,7 +118,7 @@ def test_alpha_is_untouched_in_the_base_phase_and_moves_in_every_other(name, fin
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_base_phase_is_that_of_the_plain_network(name, finished):
-    """Conversion comes after it and keeps the function, so phase 0 has the same numbers."""
+    """The network is converted after phase 0, and conversion does not change its outputs."""
     plain, aanets = (rows_of(finished(name, arm)[0]) for arm in ARMS)
     assert plain[0] == aanets[0]
     assert plain[1:] != aanets[1:]
@@ -207,7 +207,7 @@ def test_alpha_stays_where_its_learning_rate_is_0(finished, tmp_path):
 
 
 def test_one_branch_that_learns_everything_is_the_plain_network(finished, tmp_path):
-    """Nothing but the architecture tells an AANet's run from a plain one."""
+    """Runs with and without AANets differ in the architecture only."""
     plain, _ = finished("lucir")
     one = AANets(blocks=("all",), stem="plastic")
     small_run(tmp_path / "run", aanets=one, base=plain)

@@ -1,4 +1,4 @@
-"""Data in a run: exemplars in memory, the samples α learns on, picture files, splits and orders."""
+"""Data in a run: exemplars, the balanced samples of α, image files, splits and class orders."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_classes_arrive_in_the_order_given(tmp_path):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """A tree of PNG files: noise about a colour of the class, 8 for training, 4 for testing."""
+    """A folder dataset of noisy PNG files, 8 for training and 4 for testing per class."""
     root, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 4)):
         for label in range(4):

@@ -1,4 +1,4 @@
-"""What the runner refuses, before it trains anything, and what it leaves behind when it fails."""
+"""Errors of a run: invalid settings before any training, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """Gives a folder like that of the run when it had been stopped in its last phase."""
+    """Gives a copy of the folder of the run, with some files replaced."""
 
     def copy(**changed):
         folder = tmp_path / "copy"
@@ -56,7 +56,7 @@ def contents(folder):
 
 
 def refused(tmp_path, match, *, error=ConfigurationError, **options):
-    """The run is refused with this message: nothing is trained, nothing written."""
+    """Check that the run raises this error before it trains or writes anything."""
     seen = []
     make = options.pop("backbone", network)
     with pytest.raises(error, match=match):

@@ -1,4 +1,4 @@
-"""A run in two processes (gloo, on the CPU): one α, one network, one folder, shared batches."""
+"""A run in two processes (gloo, on the CPU): same α, same network, shared batches, one folder."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def one_of_two_processes(rank, port, root):
         data = unaugmented(digits())
         options = {"aanets": AANets(), "data": data, "backbone": make}
         result = small_run(root / name, METHODS[name], **options)
-        found = {"result": result.head, "net": nets[0].state_dict(), "seen": seen}
-        torch.save(found, root / f"{name}-{rank}.pt")
+        held_here = {"result": result.head, "net": nets[0].state_dict(), "seen": seen}
+        torch.save(held_here, root / f"{name}-{rank}.pt")
 
     def slow():
         time.sleep(3 * rank)
@@ -66,7 +66,7 @@ def one_of_two_processes(rank, port, root):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The folders of the runs, and of each what each process held."""
+    """A folder with the runs, and with the state of each process at their end."""
     root = tmp_path_factory.mktemp("two")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -111,7 +111,7 @@ def test_both_processes_hold_the_same_alpha_and_it_has_learned(root, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_processes_hold_the_network_that_is_saved(root, name):
-    """Statistics of BatchNorm included: else a resumed run would not be the same one."""
+    """With the statistics of BatchNorm: a resumed run must be bit-identical."""
     state = saved(root / name)["net"]
     for each in held(root, name):
         assert {f"backbone.{key}" for key in each["net"]} <= state.keys()
@@ -151,7 +151,7 @@ def test_alpha_learns_on_a_balanced_set_that_the_processes_share(root):
 
 
 def test_a_process_that_comes_late_joins_the_run(root):
-    """The first one has written its settings by then, and the folder is not somebody else's."""
+    """The other process has written config.json by then; that is no error."""
     error = root / "error"
     assert not error.exists(), error.read_text()
     assert len(rows_of(root / "slow")) == 1

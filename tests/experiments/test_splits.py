@@ -1,4 +1,4 @@
-"""Class orders and splits into phases, and the scenarios made of them."""
+"""Class orders, splits into phases, and scenarios."""
 
 from __future__ import annotations
 
