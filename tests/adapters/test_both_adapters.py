@@ -74,7 +74,7 @@ class OneBatch:
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         if strategy.teacher is not None:
-            self.losses.append(float(strategy.loss))
+            self.losses.append(strategy.loss.item())
             self.head = getattr(self, "head", strategy.net.fc.weight.detach().clone())
 
 
@@ -86,7 +86,7 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def noted(lesson: Any, x: Tensor, y: Tensor) -> Tensor:
         loss = forward(lesson, x, y)
-        found.append((x, y, float(loss), lesson.net.fc.weight.detach().clone()))
+        found.append((x, y, loss.item(), lesson.net.fc.weight.detach().clone()))
         return loss
 
     monkeypatch.setattr(Lesson, "forward", noted)
