@@ -11,6 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+torch.set_warn_always(True)  # not once per process, which depends on the order of the tests
 
 # pytest would import these files as `adapters`, a second copy of `aanets_plugin.adapters`. Their
 # examples are run by tests/adapters/test_docstrings.py.

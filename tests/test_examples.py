@@ -111,7 +111,7 @@ def test_quickstart_converts_tells_the_costs_and_draws_them(tmp_path):
 @pytest.mark.slow
 def test_own_loop_tells_the_accuracy_of_each_arm_by_phase_and_draws_alpha(tmp_path):
     options = ["--epochs", "1", "--memory-per-class", "2", "--output", "out"]
-    done = run("own_loop.py", *options, cwd=tmp_path)
+    done = run_here("own_loop.py", *options, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     for arm in ("plain", "AANets, fixed α", "AANets, learned α"):

@@ -77,7 +77,7 @@ class OneBatch:
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         if strategy.teacher is not None:
-            self.losses.append(float(strategy.loss))
+            self.losses.append(strategy.loss.item())
             self.head = getattr(self, "head", strategy.net.fc.weight.detach().clone())
 
 
@@ -90,7 +90,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def noted(loss_module: Any, x: Tensor, y: Tensor, *output: Any) -> Tensor:
         loss = forward(loss_module, x, y, *output)
         if not output:  # the Avalanche strategies pass the output of the network
-            found.append((x, y, float(loss), loss_module.net.fc.weight.detach().clone()))
+            found.append((x, y, loss.item(), loss_module.net.fc.weight.detach().clone()))
         return loss
 
     monkeypatch.setattr(MethodLoss, "forward", noted)
