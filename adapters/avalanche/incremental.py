@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from avalanche.benchmarks.utils.utils import concat_datasets
-from avalanche.core import SupervisedPlugin
-from avalanche.training.plugins.evaluation import EvaluationPlugin, default_evaluator
 from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -62,7 +59,8 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         predict_by: "head" or "nearest_mean", the nearest mean of the exemplars' features. The
             nearest mean does not predict the classes of an experience before its end. It uses
             mirrored exemplars too, if the training transforms have a RandomHorizontalFlip.
-        base_kwargs: Other arguments of SupervisedTemplate.
+        base_kwargs: The arguments of Avalanche's SupervisedTemplate: `train_mb_size`,
+            `train_epochs`, `eval_mb_size`, `device`, `plugins`, `evaluator` and so on.
     """
 
     method_type: ClassVar[type[Method]]
@@ -77,13 +75,6 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         mem_size_per_class: int | None = None,
         mem_size: int | None = None,
         predict_by: Rule = "head",
-        train_mb_size: int = 1,
-        train_epochs: int = 1,
-        eval_mb_size: int | None = None,
-        device: str | torch.device = "cpu",
-        plugins: Sequence[SupervisedPlugin] | None = None,
-        evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] | None = default_evaluator,
-        eval_every: int = -1,
         **base_kwargs: Any,
     ) -> None:
         repair_checkpoints()
@@ -108,17 +99,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         self._flips = False
         self._workers = 0
         super().__init__(
-            model=net,
-            optimizer=optimizer,
-            criterion=nn.CrossEntropyLoss(),
-            train_mb_size=train_mb_size,
-            train_epochs=train_epochs,
-            eval_mb_size=eval_mb_size,
-            device=device,
-            plugins=plugins,
-            evaluator=evaluator,
-            eval_every=eval_every,
-            **base_kwargs,
+            model=net, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), **base_kwargs
         )
 
     @property

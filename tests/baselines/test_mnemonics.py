@@ -320,5 +320,5 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigurationError, match="a list, has run out"):
         refine_exemplars(model, images, LABELS, [])
     model.register_forward_hook(lambda _, args, output: [output])
-    with pytest.raises(ConfigurationError, match="gives a list"):
+    with pytest.raises(ConfigurationError, match="returns a list"):
         refine_exemplars(model, images, LABELS, [batch])

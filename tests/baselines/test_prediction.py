@@ -130,7 +130,7 @@ def test_means_of_nothing_are_refused():
 
 
 def test_labels_and_features_of_different_number_are_refused(features):
-    with pytest.raises(ConfigurationError, match="6 labels for the 7 samples"):
+    with pytest.raises(ConfigurationError, match="6 labels, but the Tensor has 7 samples"):
         class_means(features, TARGETS[:6])
 
 
