@@ -23,29 +23,11 @@ def _same_numbers_every_time():
     torch.manual_seed(0)
 
 
-# Examples that use names which they do not define. One that is mended is taken out of this list.
-BROKEN_EXAMPLES = (
-    "aanets_plugin.baselines.feature_maps.stage_maps",
-    "aanets_plugin.baselines.mnemonics.refine_exemplars",
-    "aanets_plugin.baselines.podnet.podnet_loss",
-    "aanets_plugin.bilevel.BilevelStrategy",
-    "aanets_plugin.budget.MemoryBudget",
-    "aanets_plugin.experiments.comparison.compare",
-    "aanets_plugin.experiments.runner.run",
-    "aanets_plugin.optim.parameter_groups",
-    "test_the_examples_run[aanets_plugin.adapters.avalanche]",
-    "test_the_examples_run[aanets_plugin.adapters.avalanche.plugin]",
-    "test_the_examples_run[aanets_plugin.adapters.avalanche.strategies]",
-)
-
-
 def pytest_collection_modifyitems(items):
     # Files with slow tests first: with several workers none of them is left for the end.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     for item in items:
-        if item.name in BROKEN_EXAMPLES:
-            item.add_marker(pytest.mark.xfail(reason="undefined names", strict=True))
         for package in imported_by_the_example(item):
             if importlib.util.find_spec(package) is None:
                 item.add_marker(pytest.mark.skip(reason=f"could not import {package!r}"))

@@ -381,13 +381,6 @@ MAY_IMPORT = {
 }
 # An import inside a function hides a cycle. These are known.
 INSIDE_A_FUNCTION = {("aanets_plugin.bilevel", "aanets_plugin.official")}
-# Private names that another file imports. Each needs a public name.
-PRIVATE = {
-    ("aanets_plugin.adapters.avalanche.scratch", "aanets_plugin.convert", "_STEM_RULE"),
-    ("aanets_plugin.baselines.prediction", "aanets_plugin.exemplars", "_check_features"),
-    ("aanets_plugin.baselines.prediction", "aanets_plugin.exemplars", "_check_length"),
-    ("aanets_plugin.budget", "aanets_plugin.scaling", "_Held"),
-}
 # Names that are loaded on first use.
 LOADS_BY_NAME = {"aanets_plugin.adapters.continuum", "aanets_plugin.experiments"}
 
@@ -454,7 +447,7 @@ def test_private_names_stay_in_their_file():
         if name.startswith("_") and not name.endswith("__")
     }
 
-    assert private - PRIVATE == set()
+    assert private == set()
 
 
 def is_other_package(name: ast.expr) -> bool:
