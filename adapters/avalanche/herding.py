@@ -11,13 +11,10 @@ from avalanche.benchmarks.utils.utils import concat_datasets
 from avalanche.training.storage_policy import ExemplarsBuffer
 from torch import Tensor
 
-from aanets_plugin.baselines.method import Method
 from aanets_plugin.checks import positive
 from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import herd_classes
-
-from .network import BenchmarkNet
 
 
 class HerdedBuffer(ExemplarsBuffer):  # type: ignore[misc]
@@ -80,16 +77,14 @@ class HerdedBuffer(ExemplarsBuffer):  # type: ignore[misc]
 
     def refine(
         self,
-        method: Method,
-        net: BenchmarkNet,
         new: Iterable[int],
-        validation: Iterable[Any],
+        learn: Callable[[Tensor, Tensor, tuple[Tensor, Tensor]], Tensor],
         transform: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        """Replace the exemplars of the classes `new` by images learned with `method.refine`.
+        """Replace the exemplars of the classes `new` by learned images, inputs of the network.
 
-        The learned images are tensors, inputs of `net`, with pixels in the range of the herded ones
-        by channel. `transform` is applied to them in training.
+        `learn(images, labels, bounds)` returns them, with pixels between the bounds, the range of
+        the herded images by channel. `transform` is applied to them in training.
         """
         herded = concat_datasets([self.groups[label] for label in sorted(new)]).eval()
         samples = [
@@ -99,7 +94,7 @@ class HerdedBuffer(ExemplarsBuffer):  # type: ignore[misc]
         labels = torch.tensor([y for _, y, _ in samples])
         low, high = images.amin((0, 2, 3), keepdim=True)[0], images.amax((0, 2, 3), keepdim=True)[0]
         learned = _make_taskaware_tensor_classification_dataset(
-            method.refine(net, images, labels, validation, (low, high)),
+            learn(images, labels, (low, high)),
             labels,
             task_labels=[task for _, _, task in samples],
             transform_groups={"train": (transform, None), "eval": (None, None)},

@@ -95,7 +95,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         net = benchmark_net(model)
         self._old_head: list[nn.Parameter] = []
         self._out: Output | None = None
-        self._means: tuple[Tensor, Tensor] | None = None
+        self._means: tuple[Tensor, ...] | None = None
         self._flips = False
         self._workers = 0
         super().__init__(
@@ -119,9 +119,8 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         super().train_dataset_adaptation(**kwargs)
         self._flips = flips_horizontally(list(training_transforms(self.experience.dataset)))
         if self.storage_policy.groups:
-            exemplars = self.storage_policy.buffer.train()
-            new = self.experience.dataset.train()
-            self.adapted_dataset = concat_datasets([new, exemplars])
+            parts = self.experience.dataset, self.storage_policy.buffer
+            self.adapted_dataset = concat_datasets([part.train() for part in parts])
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool = True, **kwargs: Any) -> None:
         super().check_model_and_optimizer(reset_optimizer_state=reset_optimizer_state, **kwargs)
@@ -160,10 +159,9 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         head = self.method.head(feature_count(net.backbone, input_shape), classes)
         if isinstance(net.fc, nn.Identity):
             return head
-        given, expected = repr(net.fc), repr(head)
-        if given != expected:
+        if repr(net.fc) != repr(head):
             raise ConfigurationError(
-                f"the IncrementalNet has the head {given}: must be {expected} for the first "
+                f"the IncrementalNet has the head {net.fc}: must be {head} for the first "
                 f"experience. Pass the backbone alone to have the head created."
             )
         return net.fc
@@ -173,8 +171,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
     def forward(self) -> Tensor:
         """Return logits by class id; for prediction by nearest mean, one-hot vectors."""
         if self.is_training:
-            maps = self.teacher is not None
-            self._out = self.method.observe(self.net, self.mb_x, maps=maps)
+            self._out = self.method.observe(self.net, self.mb_x, maps=self.teacher is not None)
             return self.net.by_id(self._out.logits)
         if self._means is None:
             return self.model(self.mb_x)  # type: ignore[no-any-return]
@@ -185,15 +182,13 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         """Return the method's loss in training, the cross-entropy in evaluation."""
         if not self.is_training:
             return super().criterion()  # type: ignore[no-any-return]
-        assert self._out is not None
         loss = MethodLoss(self.method, self.net, self.teacher)
         return loss(self.mb_x, self.net.columns[self.mb_y], self._out)  # type: ignore[no-any-return]
 
     def _before_eval(self, **kwargs: Any) -> None:
         if self.predict_by == "nearest_mean" and self.storage_policy.groups:
             exemplars = self.features(self.storage_policy.buffer, flip=self._flips)
-            classes, means = class_means(*exemplars)
-            self._means = classes.to(self.device), means.to(self.device)
+            self._means = tuple(part.to(self.device) for part in class_means(*exemplars))
         super()._before_eval(**kwargs)
 
     def _after_eval(self, **kwargs: Any) -> None:
@@ -208,11 +203,13 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         self._out = self.teacher = None
         self.storage_policy.post_adapt(self, self.experience)
         if self.method.learns_exemplars:
-            new = self.experience.classes_in_this_experience
             validation = self._loader(self.experience.dataset.eval(), shuffle=True)
-            self.storage_policy.refine(
-                self.method, self.net, new, validation, self.exemplar_transform
-            )
+
+            def learn(images: Tensor, labels: Tensor, bounds: tuple[Tensor, Tensor]) -> Tensor:
+                return self.method.refine(self.net, images, labels, validation, bounds)
+
+            new = self.experience.classes_in_this_experience
+            self.storage_policy.refine(new, learn, self.exemplar_transform)
         if not first:
             self._fine_tune()
         super()._after_training_exp(**kwargs)

@@ -200,7 +200,7 @@ def test_a_network_that_gives_no_features_is_refused(tmp_path):
         def forward(self, x):
             return x, self.conv(x)
 
-    refused(tmp_path, "Pair gives a tuple", error=UnsupportedModelError, backbone=Pair)
+    refused(tmp_path, "Pair returns a tuple", error=UnsupportedModelError, backbone=Pair)
 
 
 def test_a_network_without_stages_is_refused_for_aanets(tmp_path):
