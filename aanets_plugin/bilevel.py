@@ -75,12 +75,13 @@ class BilevelStrategy:
         >>> from aanets_plugin.baselines import resnet20
         >>> model = resnet20(num_classes=4)
         >>> bilevel = BilevelStrategy(convert_to_aanet(model))
-        >>> balanced_loader = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 4)]
+        >>> x, y = torch.randn(8, 3, 32, 32), torch.arange(8) % 4
         >>> for task in range(2):
         ...     with bilevel.phase():
-        ...         for epoch in range(1):
-        ...             pass  # train the model for one epoch
-        ...             loss = bilevel.after_epoch(balanced_loader)
+        ...         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...         torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...         optimizer.step()  # your training of one epoch
+        ...         loss = bilevel.after_epoch([(x, y)])
         >>> [(record.phase, record.level) for record in bilevel.history]
         [(1, 'layer1'), (1, 'layer2'), (1, 'layer3')]
     """

@@ -6,6 +6,7 @@ This package needs torch and Continuum. The names of the experiment runner, such
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from .loaders import balanced_loader
@@ -16,8 +17,7 @@ __all__ = ["Phases", "balanced_loader", "herd_samples", "rehearsal_memory"]
 
 
 def __getattr__(name: str) -> Any:
-    from aanets_plugin import experiments
-
+    experiments = import_module("aanets_plugin.experiments")
     if name not in experiments.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(experiments, name)

@@ -230,7 +230,7 @@ def test_what_alpha_cannot_learn_with_is_refused_before_there_is_a_model(option)
 
 def test_models_without_stages_are_refused():
     message = refused(make(Naive, SimpleMLP(input_size=64), plugins=[AANetPlugin()]))
-    assert message.startswith("UnsupportedModelError: no residual stage found in SimpleMLP")
+    assert message.startswith("UnsupportedModelError: SimpleMLP has no residual stage")
     assert issubclass(UnsupportedModelError, AANetError)
 
 

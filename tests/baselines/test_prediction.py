@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torchvision import transforms as T
-from torchvision.transforms import v2
 
 from aanets_plugin.baselines import class_means, nearest_mean
 from aanets_plugin.baselines.prediction import flips_horizontally
 from aanets_plugin.errors import ConfigurationError
+
+T = pytest.importorskip("torchvision.transforms")
+v2 = pytest.importorskip("torchvision.transforms.v2")
 
 TARGETS = [9, 4, 9, 4, 4, 2, 9]
 

@@ -231,6 +231,7 @@ def test_a_with_block_is_a_phase():
     assert not bilevel.in_phase
     assert levels(model)[0].base_frozen
     with bilevel.phase():
+        train(model, torch.optim.SGD(model.parameters(), lr=0.05))
         bilevel.after_epoch(loader())
     assert bilevel.phase_index == 1
     assert {record.phase for record in bilevel.history} == {1}
@@ -252,5 +253,6 @@ def test_a_network_that_was_trained_as_phase_0_begins_with_phase_1():
     bilevel = BilevelStrategy(model, base_phase=False, first_phase=1)
     assert levels(model)[0].base_frozen
     with bilevel.phase():
+        train(model, torch.optim.SGD(model.parameters(), lr=0.05))
         bilevel.after_epoch(loader())
     assert {record.phase for record in bilevel.history} == {1}

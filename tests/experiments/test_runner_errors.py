@@ -117,7 +117,7 @@ def test_a_memory_without_one_exemplar_for_each_class_is_refused(tmp_path):
 
 def test_a_strict_memory_that_aanets_use_up_is_refused(tmp_path):
     options = {"aanets": AANets(), "memory": Memory(per_class=5, strict=True)}
-    refused(tmp_path, "take all 5 exemplars", **options)
+    refused(tmp_path, "per_class=5: the extra parameters", **options)
 
 
 @pytest.mark.parametrize("method", [LUCIR(), Joint()], ids=["lucir", "joint"])
@@ -125,7 +125,7 @@ def test_a_strict_memory_that_aanets_use_up_is_refused(tmp_path):
     ("aanets", "match"),
     [
         (AANets(stages=["layer7"]), "no module 'layer7'"),
-        (AANets(stages=["layer2", "layer1"]), "not in forward order"),
+        (AANets(stages=["layer2", "layer1"]), "must be in forward order"),
     ],
     ids=["unknown", "order"],
 )
