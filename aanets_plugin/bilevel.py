@@ -201,7 +201,9 @@ class BilevelStrategy:
 
     @property
     def in_base_phase(self) -> bool:
-        return self.base_phase and self.phase_index <= 0
+        """Whether θ_base is being trained. Never so for a model whose base is frozen already."""
+        first = self.base_phase and self.phase_index <= 0
+        return first and not levels(self.model)[0].base_frozen
 
     @property
     def learns_alpha(self) -> bool:
@@ -213,7 +215,7 @@ class BilevelStrategy:
         self,
         balanced_loader: LoaderSource,
         *,
-        every: int,
+        every: int | Callable[[], int],
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Attachment:
         """Call `after_epoch(balanced_loader)` after every `every` optimizer steps, by a hook.
@@ -224,13 +226,16 @@ class BilevelStrategy:
                 their_train(model)
 
         Without `with`, `detach()` or the end of the phase removes the hook. `balanced_loader` may
-        be a callable that returns the loader, where exemplars change. Without `optimizer` the
-        steps of every optimizer in the process count.
+        be a callable that returns the loader, where exemplars change. `every` may be a callable
+        too, for a number that is known once the training runs: it is asked at the first step.
+
+        Without `optimizer`, the first one that trains a parameter of an adaptive level counts,
+        and no other: neither one for the head alone nor one of a later fine-tuning.
         """
         self._require_phase("attach")
         if self._attachment is not None:
             raise PhaseError("already attached: call detach() first, or leave the with block.")
-        if every < 1:
+        if not callable(every) and every < 1:
             raise ConfigurationError(f"every={every}: expected the steps of an epoch, at least 1.")
         self._attachment = Attachment(self, balanced_loader, every, optimizer)
         return self._attachment
