@@ -1,4 +1,4 @@
-"""The strategy's optimizer, kept in step with a model whose parameters change between phases.
+"""A host's optimizer, kept in step with a model whose parameters change between phases.
 
 The user's parameter groups stay as they are, in number and order: schedulers and Avalanche's own
 bookkeeping count them.
