@@ -30,6 +30,7 @@ An adapter for a learner that has `net`, `loader`, `memory` and `train_task()`:
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import warnings
 from collections.abc import Callable
@@ -91,6 +92,7 @@ class HostAdapter:
         self.seed = torch.initial_seed()
         self.seen: set[int] = set()
         self._last_data: Any = None
+        self._memory: Any = None
         self._kept: list[Any] = []
         self._loader: DataLoader[Any] | None = None
         self._handles: list[Any] = []
@@ -113,14 +115,15 @@ class HostAdapter:
         return unwrapped(self.network())
 
     def training_data(self) -> Any:
-        """The dataset of the current phase. Exemplars may be in it. Read once per phase."""
+        """The dataset of the current phase. Exemplars may be in it."""
         raise NotImplementedError
 
     def memory(self) -> Any:
         """A dataset with samples of old classes, its items like those of the training data.
 
-        New classes may be in it; they are left out. None: there is no memory. Old classes that
-        neither dataset has come from samples of their own phase, which are kept for α alone.
+        Asked when a phase begins. New classes may be in it; they are left out. None: there is no
+        memory. Old classes that neither dataset has come from samples of their own phase, which
+        are kept for α alone.
         """
         return None
 
@@ -142,12 +145,18 @@ class HostAdapter:
         """
         return None
 
+    def parameters_changed(
+        self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
+    ) -> None:
+        """For hosts that keep something of their own for each parameter."""
+
     # -- phases ------------------------------------------------------------------------------------
 
     def begin_phase(self) -> None:
         """Begin a phase. The data and the memory of the task must be in their place."""
         self._follow_network()
         self._loader = None
+        self._memory = self.memory()
         self.bilevel.begin_phase()
         if not self.bilevel.in_base_phase:
             self._keep_samples()
@@ -175,6 +184,7 @@ class HostAdapter:
                 stacklevel=2,
             )
         self.seen.update(targets_of(self._last_data).tolist())
+        self._memory = self._loader = None
         before = self._parameters()
         self.bilevel.end_phase()
         self._follow_parameters(before)
@@ -220,6 +230,38 @@ class HostAdapter:
 
         setattr(self.host, name, wrapped)
 
+    def keep_in_state_dict(self, module: nn.Module) -> None:
+        """Let `module.state_dict()` carry the state of `bilevel`, as one tensor of bytes.
+
+        A host that goes back to its best epoch then takes the steps and the history of α back
+        with it, and a checkpoint of the host goes on where it was saved.
+        """
+        name = "aanets_state"
+
+        def save(this: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+            if this is module:
+                file = io.BytesIO()
+                torch.save(self.bilevel.state_dict(), file)
+                data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+                state_dict[prefix + name] = data
+
+        def load(this: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+            data = state_dict.pop(prefix + name, None)
+            if this is module and data is not None:
+                file = io.BytesIO(data.cpu().numpy().tobytes())
+                self._restore(torch.load(file, weights_only=True))
+
+        module.register_state_dict_post_hook(save)  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(load)  # type: ignore[no-untyped-call]
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        bilevel = self.bilevel
+        now = (bilevel.phase_index, bilevel.in_phase)
+        epoch = bilevel.epoch
+        bilevel.load_state_dict(state)
+        if now == (state["phase"], state["in_phase"]):
+            bilevel.epoch = epoch  # the host goes back to an earlier epoch, but counts on
+
     def _steps(self) -> int:
         steps = self.steps_per_epoch()
         assert steps is not None
@@ -254,7 +296,7 @@ class HostAdapter:
     def _parts(self) -> list[Any]:
         """The training data, and samples of the old classes that are not in it."""
         parts = [self.training_data()]
-        for source in (self.memory(), *self._kept):
+        for source in (self._memory, *self._kept):
             if source is not None:
                 present = {label for part in parts for label in targets_of(part).tolist()}
                 parts += _of_classes(source, self.seen - present)
@@ -313,9 +355,11 @@ class HostAdapter:
         return dict(unwrapped(self.network()).named_parameters())
 
     def _follow_parameters(self, before: dict[str, nn.Parameter]) -> None:
+        after = self._parameters()
         optimizer = self.optimizer()
         if optimizer is not None:
-            follow_parameters(optimizer, before, self._parameters())
+            follow_parameters(optimizer, before, after)
+        self.parameters_changed(before, after)
 
     def _spare_phi(self) -> None:
         """No weight decay on φ in the steps of this phase, whatever optimizer makes them."""
