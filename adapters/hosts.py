@@ -39,10 +39,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from aanets_plugin.alpha_gradient import LossFunction, cross_entropy, unwrapped
@@ -52,9 +48,8 @@ from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import PhaseError
 from aanets_plugin.exemplars import balanced_indices, targets_of
 from aanets_plugin.levels import levels
-from aanets_plugin.scaling import scaled_layers
 
-from .optimizer import follow_parameters, spare_decay
+from .optimizer import PhiWithoutDecay, follow_parameters
 
 logger = logging.getLogger("aanets_plugin")
 
@@ -95,7 +90,7 @@ class HostAdapter:
         self._memory: Any = None
         self._kept: list[Any] = []
         self._loader: DataLoader[Any] | None = None
-        self._handles: list[Any] = []
+        self._no_decay: PhiWithoutDecay | None = None
         before = self._parameters()
         convert_to_aanet(self.backbone(), **self.config.conversion)
         self.bilevel = BilevelStrategy.from_config(
@@ -163,7 +158,7 @@ class HostAdapter:
         self._last_data = self.training_data()
         if type(self).steps_per_epoch is not HostAdapter.steps_per_epoch:
             self.bilevel.attach(self.balanced_loader, every=self._steps)
-        self._spare_phi()
+        self._no_decay = PhiWithoutDecay(self.bilevel.model)
 
     def after_epoch(self) -> None:
         """Update α: for hosts that tell when an epoch ends, so that no steps are counted."""
@@ -361,21 +356,10 @@ class HostAdapter:
             follow_parameters(optimizer, before, after)
         self.parameters_changed(before, after)
 
-    def _spare_phi(self) -> None:
-        """No weight decay on φ in the steps of this phase, whatever optimizer makes them."""
-        phi = [layer.phi for layer in scaled_layers(self.bilevel.model)]
-        restore: list[Callable[[], None]] = []
-        if phi:
-            self._handles = [
-                register_optimizer_step_pre_hook(
-                    lambda optimizer, *_: restore.append(spare_decay(optimizer, phi))
-                ),
-                register_optimizer_step_post_hook(lambda *_: restore.pop()()),
-            ]
-
     def _remove_hooks(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        if self._no_decay is not None:
+            self._no_decay.remove()
+            self._no_decay = None
 
 
 def _of_classes(data: Dataset[Any], classes: set[int]) -> list[Any]:

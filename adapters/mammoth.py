@@ -99,7 +99,8 @@ class MammothAdapter(HostAdapter):
         for name, value in list(vars(self.host).items()):
             if isinstance(value, Tensor) and value.shape == (size,):
                 # Importances of new parameters are 0, and they are compared with what they are now.
-                new = {k: p.detach() if name == "checkpoint" else 0 * p for k, p in after.items()}
+                fill = torch.Tensor.detach if name == "checkpoint" else torch.zeros_like
+                new = {key: fill(parameter) for key, parameter in after.items()}
                 setattr(self.host, name, _moved(value, before, after, new))
         if hasattr(self.host, "grad_dims"):
             self.host.grad_dims = [p.numel() for p in self.host.parameters()]
