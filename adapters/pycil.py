@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from aanets_plugin.alpha_gradient import unwrapped
 from aanets_plugin.errors import UnsupportedModelError
@@ -42,11 +43,18 @@ def with_aanets(learner: Learner, **options: Any) -> Learner:
     # BiC has two stages in a task, the second one for its bias layers alone.
     main = "_stage1_training" if hasattr(learner, "_stage1_training") else "_train"
     adapter.phase_around(main)
+    adapter.before(main, adapter.see_loaders)
     return learner
 
 
 class PyCILAdapter(HostAdapter):
     """Where things are in a PyCIL learner."""
+
+    loader: DataLoader[Any]
+
+    def see_loaders(self, *args: Any, **kwargs: Any) -> None:
+        """The first loader among the arguments of the training is that of the training data."""
+        self.loader = next(arg for arg in args if isinstance(arg, DataLoader))
 
     def network(self) -> nn.Module:
         return self.host._network  # type: ignore[no-any-return]
@@ -55,7 +63,7 @@ class PyCILAdapter(HostAdapter):
         return self.host._network.convnet  # type: ignore[no-any-return]
 
     def training_data(self) -> Any:
-        return self.host.train_loader.dataset
+        return self.loader.dataset
 
     def memory(self) -> Any:
         """The exemplars' arrays as a dataset like that of the training, with its transforms."""
@@ -67,7 +75,7 @@ class PyCILAdapter(HostAdapter):
         return memory
 
     def steps_per_epoch(self) -> int:
-        return len(self.host.train_loader)
+        return len(self.loader)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Cross-entropy over the classes seen so far; batches are `(index, x, y)`."""
