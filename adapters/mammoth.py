@@ -78,8 +78,9 @@ class MammothAdapter(HostAdapter):
         return self.data
 
     def memory(self) -> Any:
-        buffer = getattr(self.host, "buffer", None)
-        if buffer is None or not hasattr(buffer, "labels") or not len(buffer):
+        """The buffer, if it has labels and tells how many of its places are in use."""
+        buffer: Any = getattr(self.host, "buffer", None)
+        if not hasattr(buffer, "labels") or not hasattr(buffer, "__len__") or not len(buffer):
             return None
         return _BufferData(buffer, self.host.normalization_transform)
 

@@ -42,6 +42,25 @@ def test_alpha_learns_after_each_epoch_of_later_tasks_on_balanced_data(kind):
     assert all(0.5 < float(layer.phi.detach().mean()) < 2 for layer in scaled_layers(model.net))
 
 
+@pytest.mark.parametrize("lacks", ["labels", "__len__"])
+def test_a_buffer_that_cannot_be_read_by_class_is_no_memory_for_alpha(lacks):
+    model = seeded()
+    whole = model.buffer
+
+    class Partial:
+        add_data = whole.add_data
+        examples = whole.examples
+
+    if lacks == "labels":
+        Partial.__len__ = lambda self: len(whole)
+    else:
+        Partial.labels = whole.labels
+    model.buffer = Partial()
+    watched = Watched(with_aanets(model))
+    run_mammoth(model)
+    watched.assert_balanced([EPOCHS, EPOCHS])
+
+
 @pytest.mark.parametrize("kind", ["er", "si"])
 def test_the_first_task_is_the_plain_models_to_the_bit(kind):
     plain, model = run_mammoth(seeded(kind), 1), run_mammoth(with_aanets(seeded(kind)), 1)
