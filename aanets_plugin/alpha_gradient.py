@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
 from aanets_plugin.levels import levels
 from aanets_plugin.modes import evaluating
+from aanets_plugin.random_state import random_state_kept
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
@@ -50,13 +51,14 @@ def mean_gradients(
 def only_alpha_learns(model: nn.Module) -> Iterator[list[Tensor]]:
     """Put the model in eval mode and let only α require a gradient; gives the α of each level.
 
-    Modes, `requires_grad` flags and torch's random state are restored afterwards.
+    Modes, `requires_grad` flags and the random states of torch, numpy and Python are restored
+    afterwards.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     alphas = [level.alpha for level in levels(model) if level.alpha is not None]
     asked = [alpha.requires_grad for alpha in alphas]
     try:
-        with evaluating(model), torch.random.fork_rng(), torch.enable_grad():
+        with evaluating(model), random_state_kept(), torch.enable_grad():
             for parameter in learning:
                 parameter.requires_grad_(False)
             for alpha in alphas:

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from aanets_plugin.levels import levels
 
 LoaderSource = Iterable[Any] | Callable[[], Iterable[Any]]
 """A loader, or a function that makes one."""
 
 
 class _Strategy(Protocol):
+    model: nn.Module
+
     def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None: ...
 
     def detach(self) -> None: ...
@@ -28,19 +33,23 @@ class Attachment:
         self,
         strategy: _Strategy,
         balanced_loader: LoaderSource,
-        every: int,
+        every: int | Callable[[], int],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
         self.strategy = strategy
         self.balanced_loader = balanced_loader
         self.every = every
+        self.optimizer = optimizer
         self.steps = 0
-        if optimizer is None:
-            self._handle = register_optimizer_step_post_hook(self._count)
-        else:
-            self._handle = optimizer.register_step_post_hook(self._count)
+        self._handle = register_optimizer_step_post_hook(self._count)
 
-    def _count(self, *_: Any) -> None:
+    def _count(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.optimizer is None and trains_levels(optimizer, self.strategy.model):
+            self.optimizer = optimizer
+        if optimizer is not self.optimizer:
+            return
+        if callable(self.every):
+            self.every = self.every()
         self.steps += 1
         if self.steps % self.every == 0:
             self.strategy.after_epoch(self.balanced_loader)
@@ -54,3 +63,9 @@ class Attachment:
 
     def __exit__(self, *_: Any) -> None:
         self.strategy.detach()
+
+
+def trains_levels(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    """Whether the optimizer has a parameter of an adaptive level of `model` that learns."""
+    learning = {id(p) for level in levels(model) for p in level.parameters() if p.requires_grad}
+    return any(id(p) in learning for group in optimizer.param_groups for p in group["params"])

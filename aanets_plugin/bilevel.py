@@ -219,8 +219,9 @@ class BilevelStrategy:
 
     @property
     def in_base_phase(self) -> bool:
-        """Whether θ_base is still being trained."""
-        return self.base_phase and self.phase_index <= 0
+        """Whether θ_base is still being trained. False if the base of the model is frozen."""
+        first = self.base_phase and self.phase_index <= 0
+        return first and not levels(self.model)[0].base_frozen
 
     @property
     def learns_alpha(self) -> bool:
@@ -233,7 +234,7 @@ class BilevelStrategy:
         self,
         balanced_loader: LoaderSource,
         *,
-        every: int,
+        every: int | Callable[[], int],
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Attachment:
         """Call `after_epoch(balanced_loader)` after every `every` optimizer steps.
@@ -247,14 +248,16 @@ class BilevelStrategy:
 
         Args:
             balanced_loader: A loader over balanced data, or a function that returns one.
-            every: Optimizer steps per epoch.
-            optimizer: The optimizer whose steps are counted. Default: every optimizer in the
-                process.
+            every: Optimizer steps per epoch, or a function that returns them. The function is
+                called at the first step, when the host has built its loader.
+            optimizer: The optimizer whose steps are counted. Default: the first one that trains a
+                parameter of an adaptive level. Other optimizers, such as one for the head alone or
+                for a later fine-tuning, are not counted.
         """
         self._require_phase("attach")
         if self._attachment is not None:
             raise PhaseError("Already attached. Call detach() or leave the with block first.")
-        if every < 1:
+        if not callable(every) and every < 1:
             raise ConfigurationError(
                 f"every={every}: must be ≥ 1. Pass the number of optimizer steps per epoch."
             )

@@ -53,7 +53,10 @@ class Branches(nn.Module):
 
     def copies(self) -> list[nn.Module]:
         """Return the branches that `freeze_base` adds. Changes nothing."""
-        return [copy.deepcopy(self.plastic) for _ in self.blocks[1:]]
+        # Hosts may cache activations on their modules, which deepcopy refuses to copy.
+        cached = [v for m in self.plastic.modules() for v in vars(m).values()]
+        detached = {id(v): v.detach() for v in cached if isinstance(v, Tensor) and v.grad_fn}
+        return [copy.deepcopy(self.plastic, dict(detached)) for _ in self.blocks[1:]]
 
     def freeze_base(self, copies: list[nn.Module] | None = None) -> None:
         """Make the weights of the plastic branch θ_base and add the other branches."""

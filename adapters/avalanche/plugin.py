@@ -18,10 +18,10 @@ from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels
 from aanets_plugin.scaling import scaled_layers
 
+from ..optimizer import follow_parameters, spare_decay
 from . import compat
 from .balanced import BalancedData
 from .losses import default_loss
-from .optimizer import follow_parameters, spare_decay
 from .scratch import add_stable_side, stable_state
 from .support import check_experience, check_strategy
 

@@ -117,13 +117,42 @@ def test_only_the_given_optimizer_counts(bilevel, optimizer):
         assert updates(bilevel) == 1
 
 
-def test_without_an_optimizer_each_one_in_the_process_counts(bilevel, optimizer):
-    other = torch.optim.Adam(bilevel.model.parameters(), lr=1e-3)
+def test_without_an_optimizer_the_first_one_that_trains_a_level_counts(bilevel, optimizer):
+    head = torch.optim.SGD(bilevel.model.fc.parameters(), lr=0.05)
+    elsewhere = torch.optim.SGD(fresh().parameters(), lr=0.05)
+    fine_tuning = torch.optim.Adam(bilevel.model.parameters(), lr=1e-3)
     with bilevel.attach([batch()], every=2):
-        their_train(bilevel.model, optimizer, 1)
+        their_train(bilevel.model, head, 3)
+        their_train(bilevel.model, elsewhere, 3)
         assert updates(bilevel) == 0
-        their_train(bilevel.model, other, 1)
+        their_train(bilevel.model, optimizer, 2)
         assert updates(bilevel) == 1
+        their_train(bilevel.model, fine_tuning, 4)
+        assert updates(bilevel) == 1
+        their_train(bilevel.model, optimizer, 2)
+        assert updates(bilevel) == 2
+
+
+def test_an_optimizer_whose_level_parameters_are_frozen_does_not_count(bilevel, optimizer):
+    for level in levels(bilevel.model):
+        level.requires_grad_(False)
+    with bilevel.attach([batch()], every=1):
+        their_train(bilevel.model, optimizer, 2)
+    assert updates(bilevel) == 0
+
+
+def test_the_steps_of_an_epoch_may_be_known_only_in_the_training(bilevel, optimizer):
+    asked = []
+
+    def every():
+        asked.append(True)
+        return 3
+
+    with bilevel.attach([batch()], every=every):
+        assert not asked
+        their_train(bilevel.model, optimizer, 6)
+    assert updates(bilevel) == 2
+    assert asked == [True]
 
 
 def test_a_callable_is_asked_for_the_loader_at_each_update(bilevel, optimizer):

@@ -436,3 +436,13 @@ def test_a_stage_that_cannot_be_copied_leaves_the_model_untouched():
         for p in model.state_dict(keep_vars=True).values()
         if p.requires_grad
     )
+
+
+def test_a_host_that_caches_activations_on_its_modules_is_converted():
+    model = CifarResNet(1, 5)
+    model.layer1[0].cached = model.layer1(torch.randn(2, 16, 8, 8))
+    with pytest.raises(RuntimeError):
+        copy.deepcopy(model.layer1)
+    convert_to_aanet(model)
+    assert model.layer1.stable[0].cached.grad_fn is None
+    assert torch.equal(model.layer1.stable[0].cached, model.layer1.plastic[0].cached)

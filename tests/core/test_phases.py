@@ -75,6 +75,23 @@ def test_the_end_of_a_later_phase_freezes_nothing_anew():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_loaded_model_whose_base_is_frozen_is_not_in_its_base_phase():
+    trained = aanet()
+    bilevel = started(trained)
+    wander(trained)
+    bilevel.after_epoch(loader())
+    bilevel.end_phase()
+
+    resumed = BilevelStrategy(aanet())
+    resumed.model.load_state_dict(trained.state_dict())
+    resumed.begin_phase()
+    assert not resumed.in_base_phase
+    resumed.end_phase()
+    state = resumed.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in trained.state_dict().items())
+    assert (alphas(resumed.model) != 0.5).all()
+
+
 def test_without_a_base_phase_the_first_phase_is_incremental():
     model = aanet()
     bilevel = BilevelStrategy(model, base_phase=False)

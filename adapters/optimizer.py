@@ -1,4 +1,4 @@
-"""Updates of the strategy's optimizer when the parameters of the model change between phases.
+"""Updates of a host's optimizer when the parameters of the model change between phases.
 
 The number and order of the user's parameter groups never change, because learning rate schedulers
 and Avalanche rely on them.
@@ -12,6 +12,12 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from aanets_plugin.scaling import scaled_layers
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -70,3 +76,25 @@ def spare_decay(optimizer: Optimizer, phi: Sequence[nn.Parameter]) -> Callable[[
             group["params"] = params
 
     return restore
+
+
+class PhiWithoutDecay:
+    """While this stands, no optimizer's step decays a φ of `model`; `remove` ends it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.phi = [layer.phi for layer in scaled_layers(model)]
+        self._restore: list[Callable[[], None]] = []
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        self._restore.append(spare_decay(optimizer, self.phi))
+
+    def _after(self, *_: Any) -> None:
+        self._restore.pop()()
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,101 @@
+"""FACIL: `with_aanets(approach)` gives an incremental learning approach its AANets version.
+
+In FACIL's `main_incremental.py`, after the approach is made:
+
+    from aanets_plugin.adapters.facil import with_aanets
+    appr = with_aanets(appr)
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from aanets_plugin.errors import UnsupportedModelError
+
+from .hosts import HostAdapter
+
+Approach = TypeVar("Approach")
+
+
+def with_aanets(approach: Approach, **options: Any) -> Approach:
+    """Convert the network of a FACIL approach and learn α in its training; returns `approach`.
+
+    The training of each task is a phase. α learns after each epoch of the main training (not in the
+    warm-up of the head, a fine-tuning or a bias correction), on equally many samples of every
+    class, from the task's data and the exemplars. For an approach without exemplars, 20
+    samples of each old class are kept for α alone. Where FACIL goes back to its best epoch, α goes
+    back with it. `approach.bilevel` has the history of α.
+
+    Args:
+        approach: an `Appr`, before its first task.
+        options: those of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` as in
+            `HostAdapter`.
+    """
+    _check(approach)
+    adapter = FACILAdapter(approach, **options)
+    adapter.phase_around("train_loop")
+    adapter.before("train_loop", adapter.see_task)
+    adapter.before("train_epoch", adapter.see_epoch)
+    return approach
+
+
+class FACILAdapter(HostAdapter):
+    """Where things are in a FACIL approach."""
+
+    def __init__(self, host: Any, **options: Any) -> None:
+        self.data: Any = None
+        self.loader: Any = None
+        super().__init__(host, **options)
+        self.keep_in_state_dict(host.model)
+
+    def see_task(self, t: int, trn_loader: Any, val_loader: Any) -> None:
+        self.data = trn_loader.dataset
+
+    def see_epoch(self, t: int, trn_loader: Any) -> None:
+        """Exemplars are in this loader, so that it has more steps than that of the task."""
+        self.loader = trn_loader
+
+    def network(self) -> nn.Module:
+        return self.host.model  # type: ignore[no-any-return]
+
+    def backbone(self) -> nn.Module:
+        return self.host.model.model  # type: ignore[no-any-return]
+
+    def training_data(self) -> Any:
+        return self.data
+
+    def memory(self) -> Any:
+        exemplars = self.host.exemplars_dataset
+        return copy.copy(exemplars) if exemplars is not None and len(exemplars) else None
+
+    def steps_per_epoch(self) -> int:
+        return len(self.loader)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Cross-entropy over the outputs of all heads, with BiC's correction where there is one."""
+        x, y = (part.to(self.host.device) for part in batch)
+        outputs = model(x)
+        if hasattr(self.host, "bias_forward"):
+            outputs = self.host.bias_forward(outputs)
+        return F.cross_entropy(torch.cat(outputs, dim=1), y)
+
+    def optimizer(self) -> Optimizer | None:
+        return getattr(self.host, "optimizer", None)
+
+
+def _check(approach: Any) -> None:
+    """Refuse what cannot work, before anything is touched."""
+    network = getattr(approach, "model", None)
+    if not isinstance(getattr(network, "model", None), nn.Module) or not hasattr(
+        approach, "train_epoch"
+    ):
+        raise UnsupportedModelError(
+            f"{type(approach).__name__} is not a FACIL approach: it has no `model.model` that is a "
+            f"torch.nn.Module, or no `train_epoch`. Pass the Appr that FACIL trains with."
+        )

@@ -1,0 +1,149 @@
+"""Lightning: AANetCallback learns α between the epochs of `trainer.fit`.
+
+Example:
+    >>> from aanets_plugin.adapters.lightning import AANetCallback
+    >>> aanets = AANetCallback(balanced=lambda: balanced_loader)
+    >>> for train_loader in tasks:
+    ...     trainer = Trainer(max_epochs=10, callbacks=[aanets])
+    ...     trainer.fit(module, train_loader)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError:  # the other name of the same package
+    from pytorch_lightning.callbacks import Callback
+
+from aanets_plugin.alpha_gradient import LossFunction
+from aanets_plugin.attach import LoaderSource
+from aanets_plugin.bilevel import BilevelStrategy
+from aanets_plugin.config import AANetConfig
+from aanets_plugin.convert import convert_to_aanet
+from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.levels import levels
+
+from .optimizer import PhiWithoutDecay
+
+
+class AANetCallback(Callback):  # type: ignore[misc]
+    """Converts a LightningModule's network and learns α after each training epoch.
+
+    Every `trainer.fit` is a phase. The first one trains θ_base, and its end freezes the base. α is
+    logged as `alpha/<level>`: the weight of the plastic branch. Lightning's checkpoints hold the
+    state of α, and a fit with `ckpt_path` goes on from there. Weight decay does not act on φ.
+
+    Use one callback for all trainers of a run. `callback.bilevel` has the history of α.
+
+    Args:
+        balanced: the loader of class-balanced batches, such as one over
+            `balanced_subset(new_data, exemplars)`, or a function that returns it. A function is
+            called for each update, and never in the first phase.
+        network: the name of the network in the module, "net" for `module.net`. Default: the whole
+            module, whose forward then gives the logits.
+        loss_fn: `loss_fn(network, batch)` gives the loss of a balanced batch. Default:
+            cross-entropy of batches `(x, y)`.
+        base_phase: False for a network that is trained already.
+        options: those of `AANetConfig`.
+    """
+
+    def __init__(
+        self,
+        balanced: LoaderSource,
+        *,
+        network: str = "",
+        loss_fn: LossFunction | None = None,
+        base_phase: bool = True,
+        **options: Any,
+    ) -> None:
+        self.balanced = balanced
+        self.network = network
+        self.loss_fn = loss_fn
+        self.base_phase = base_phase
+        self.config = AANetConfig(**options)
+        self._bilevel: BilevelStrategy | None = None
+        self._no_decay: PhiWithoutDecay | None = None
+        self._in_block = False
+
+    @property
+    def bilevel(self) -> BilevelStrategy:
+        """Phases, updates and history of α; there is one as soon as `trainer.fit` has begun."""
+        if self._bilevel is None:
+            raise ConfigurationError("AANetCallback has no history before trainer.fit.")
+        return self._bilevel
+
+    @contextmanager
+    def phase(self) -> Iterator[None]:
+        """Make all calls of `trainer.fit` in a `with` block one phase.
+
+        with aanets.phase():
+            trainer.fit(module, train_loader)
+            other_trainer.fit(module, train_loader)
+        """
+        self._in_block = True
+        try:
+            yield
+        finally:
+            self._in_block = False
+        self.bilevel.end_phase()
+
+    # -- what Lightning calls ----------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Convert the network and begin the phase, before the optimizers are made."""
+        if stage != "fit":
+            return
+        network: nn.Module = pl_module.get_submodule(self.network)
+        if self._bilevel is None:
+            if not levels(network):
+                convert_to_aanet(network, **self.config.conversion)
+            self._bilevel = BilevelStrategy.from_config(
+                network, self.config, loss_fn=self.loss_fn, base_phase=self.base_phase
+            )
+        elif self._bilevel.model is not network:
+            raise ConfigurationError(
+                f"trainer.fit has another {type(network).__name__} than before. An AANetCallback "
+                f"belongs to one module: make one for each."
+            )
+        if not self.bilevel.in_phase:
+            self.bilevel.begin_phase()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._bilevel is None else self._bilevel.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint: called between `setup` and the making of the optimizers."""
+        self.bilevel.load_state_dict(state_dict)
+        if not self.bilevel.in_phase:  # saved between two phases
+            self.bilevel.begin_phase()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._no_decay = PhiWithoutDecay(self.bilevel.model)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """One update of α (Eq. 8)."""
+        self.bilevel.after_epoch(self.balanced)
+        for level in levels(self.bilevel.model):
+            if level.alpha is not None:
+                pl_module.log(f"alpha/{level.name}", level.alpha[0].item())
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._decay_again()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._decay_again()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if not self._in_block:
+            self.bilevel.end_phase()
+
+    def _decay_again(self) -> None:
+        if self._no_decay is not None:
+            self._no_decay.remove()
+            self._no_decay = None

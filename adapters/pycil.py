@@ -1,0 +1,116 @@
+"""PyCIL: `with_aanets(learner)` gives a learner with one backbone its AANets version.
+
+In PyCIL's `trainer.py`:
+
+    from aanets_plugin.adapters.pycil import with_aanets
+    model = with_aanets(factory.get_model(args["model_name"], args))
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from aanets_plugin.alpha_gradient import unwrapped
+from aanets_plugin.errors import UnsupportedModelError
+
+from .hosts import HostAdapter
+
+Learner = TypeVar("Learner")
+
+
+def with_aanets(learner: Learner, **options: Any) -> Learner:
+    """Convert the backbone of a PyCIL learner and learn α in its training; returns `learner`.
+
+    Every call of `incremental_train` is a phase. α learns after each epoch of the main training,
+    on equally many samples of every class, with the learner's own transforms. They come from
+    its training set and memory. For a learner without memory, 20 samples of each old class
+    are kept for α alone. `learner.bilevel` has the history of α.
+
+    Learners with a backbone for each task (DER, FOSTER, MEMO, BEEF, TagFex) are refused.
+
+    Args:
+        learner: what `factory.get_model` returns, before its first task.
+        options: those of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` as in
+            `HostAdapter`.
+    """
+    _check(learner)
+    adapter = PyCILAdapter(learner, **options)
+    # BiC has two stages in a task, the second one for its bias layers alone.
+    main = "_stage1_training" if hasattr(learner, "_stage1_training") else "_train"
+    adapter.phase_around(main)
+    adapter.before(main, adapter.see_loaders)
+    return learner
+
+
+class PyCILAdapter(HostAdapter):
+    """Where things are in a PyCIL learner."""
+
+    loader: DataLoader[Any]
+
+    def see_loaders(self, *args: Any, **kwargs: Any) -> None:
+        """The first loader among the arguments of the training is that of the training data."""
+        self.loader = next(arg for arg in args if isinstance(arg, DataLoader))
+
+    def network(self) -> nn.Module:
+        return self.host._network  # type: ignore[no-any-return]
+
+    def backbone(self) -> nn.Module:
+        return self.host._network.convnet  # type: ignore[no-any-return]
+
+    def training_data(self) -> Any:
+        return self.loader.dataset
+
+    def memory(self) -> Any:
+        """The exemplars' arrays as a dataset like that of the training, with its transforms."""
+        arrays = self.host._get_memory()
+        if arrays is None:
+            return None
+        memory = copy.copy(self.training_data())
+        memory.images, memory.labels = arrays
+        return memory
+
+    def steps_per_epoch(self) -> int:
+        return len(self.loader)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Cross-entropy over the classes seen so far; batches are `(index, x, y)`."""
+        x, y = batch[1].to(self.host._device), batch[-1].to(self.host._device)
+        logits = model(x)["logits"]
+        classes = self.host._total_classes
+        # PASS has an output for each rotation of a class, IL2A more outputs behind the classes.
+        if type(self.host).__name__ == "PASS":
+            logits = logits[:, ::4]
+        return F.cross_entropy(logits[:, :classes], y)
+
+
+def _check(learner: Any) -> None:
+    """Refuse what cannot work, before anything is touched."""
+    name = type(learner).__name__
+    network = getattr(learner, "_network", None)
+    if not isinstance(network, nn.Module) or not hasattr(learner, "incremental_train"):
+        raise UnsupportedModelError(
+            f"{name} is not a PyCIL learner: it has no `_network` that is a torch.nn.Module, or no "
+            f"`incremental_train`. Pass what factory.get_model returns."
+        )
+    network = unwrapped(network)
+    grows = [n for n in ("convnets", "AdaptiveExtractors") if hasattr(network, n)]
+    if grows or hasattr(learner, "construct_dual_branch_network"):
+        where = f" (`_network.{grows[0]}`)" if grows else ""
+        raise UnsupportedModelError(
+            f"{name} has more than one backbone{where}: it adds new ones as tasks come. AANets "
+            f"gives one backbone a stable and a plastic branch, and needs the same one in "
+            f"every task. Use a learner with a single `_network.convnet`, such as iCaRL or WA."
+        )
+    if hasattr(learner, "_network_compression"):
+        raise UnsupportedModelError(
+            f"{name} merges its adapters into the convolutions after every task, by the names in "
+            f"the state_dict. The frozen kernels of a stable branch must not change, so that the "
+            f"two do not go together."
+        )
+    if not isinstance(getattr(network, "convnet", None), nn.Module):
+        raise UnsupportedModelError(f"{name} has no `_network.convnet` to convert.")

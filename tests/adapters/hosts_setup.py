@@ -1,0 +1,351 @@
+"""Small learners with the joints of the hosts, written for these tests. Two classes per task."""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from tests.networks import Block, DictNet
+
+TASKS, NEW, PER_CLASS, EPOCHS = 3, 2, 8, 2
+
+
+def images(task):
+    """Arrays of the task's two classes, an image per row."""
+    generator = np.random.default_rng(task)
+    labels = np.repeat(np.arange(task * NEW, (task + 1) * NEW), PER_CLASS)
+    x = generator.normal(size=(len(labels), 3, 8, 8)) + labels[:, None, None, None] / 2
+    return x.astype(np.float32), labels
+
+
+class Watched:
+    """Counts, on a learner with AANets, the classes in each update of α."""
+
+    def __init__(self, learner):
+        self.learner, self.counts = learner, []
+        bilevel = learner.bilevel
+        loss_fn, after_epoch = bilevel.loss_fn, bilevel.after_epoch
+
+        def counting(model, batch):
+            for label in batch[-1].tolist():
+                self.counts[-1][label] = self.counts[-1].get(label, 0) + 1
+            return loss_fn(model, batch)
+
+        def counted(loader=None):
+            if not bilevel.in_base_phase:
+                self.counts.append({})
+            return after_epoch(loader)
+
+        bilevel.loss_fn, bilevel.after_epoch = counting, counted
+
+    def assert_balanced(self, updates):
+        """`updates` after each task; all classes so far in each, and equally many of them."""
+        tasks = [task for task, count in enumerate(updates, 1) for _ in range(count)]
+        assert len(self.counts) == len(tasks)
+        for task, counts in zip(tasks, self.counts, strict=True):
+            assert set(counts) == set(range((task + 1) * NEW))
+            assert len(set(counts.values())) == 1
+
+
+# -- PyCIL ---------------------------------------------------------------------------------------
+
+
+class ArrayData(Dataset):
+    """Items are (index, x, y), with noise from all three random states as augmentation."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        noise = torch.randn(()) + float(np.random.normal())
+        return index, torch.as_tensor(self.images[index]) + noise / 10, self.labels[index]
+
+
+class PyCILNetwork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convnet = DictNet()
+        self.fc = None
+
+    def update_fc(self, classes):
+        fc = nn.Linear(8, classes)
+        if self.fc is not None:
+            fc.weight.data[: self.fc.out_features] = self.fc.weight.data
+        self.fc = fc
+
+    def forward(self, x):
+        out = self.convnet(x)
+        return {"logits": self.fc(out["features"]), **out}
+
+
+class PyCILLearner:
+    """Trains, fine-tunes with another optimizer, keeps a few samples and a teacher."""
+
+    def __init__(self, memory=3, fine_tuning=1):
+        self._network, self._old_network = PyCILNetwork(), None
+        self._cur_task, self._known_classes, self._total_classes = -1, 0, 0
+        self._device, self._memory_size, self.fine_tuning = torch.device("cpu"), memory, fine_tuning
+        self._data, self._targets = [], []
+        self.optimizers = []
+
+    def _get_memory(self):
+        return (np.concatenate(self._data), np.concatenate(self._targets)) if self._data else None
+
+    def incremental_train(self, data):
+        self._cur_task += 1
+        self._total_classes = self._known_classes + NEW
+        self._network.update_fc(self._total_classes)
+        x, y = data(self._cur_task)
+        memory = self._get_memory()
+        both = (np.concatenate(pair) for pair in zip((x, y), memory, strict=True)) if memory else 0
+        dataset = ArrayData(*(both if memory else (x, y)))
+        self.train_loader = DataLoader(dataset, 5, shuffle=True)
+        self._train(self.train_loader)
+        for label in range(self._known_classes, self._total_classes):
+            self._data += [x[y == label][: self._memory_size]] if self._memory_size else []
+            self._targets += [y[y == label][: self._memory_size]] if self._memory_size else []
+
+    def after_task(self):
+        self._old_network = copy.deepcopy(self._network).requires_grad_(False).eval()
+        self._known_classes = self._total_classes
+
+    def _train(self, loader):
+        for epochs in (EPOCHS, self.fine_tuning):
+            optimizer = torch.optim.SGD(self._network.parameters(), 0.05, 0.9, weight_decay=0.1)
+            self.optimizers.append(optimizer)
+            for _ in range(epochs):
+                self._network.train()
+                for _, x, y in loader:
+                    loss = F.cross_entropy(self._network(x)["logits"], y)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+
+def run_pycil(learner, tasks=TASKS):
+    for _ in range(tasks):
+        learner.incremental_train(images)
+        learner.after_task()
+    return learner
+
+
+# -- mammoth -------------------------------------------------------------------------------------
+
+
+class MammothNet(nn.Module):
+    """A head for all classes from the start, `returnt`, and the flat vectors of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4)
+        self.layer1, self.layer2 = nn.Sequential(Block(4, 4)), nn.Sequential(Block(4, 8, 2))
+        self.layer3 = nn.Sequential(Block(8, 8, 2))
+        self.layer4 = nn.Identity()
+        self.classifier = nn.Linear(8, TASKS * NEW)
+
+    def forward(self, x, returnt="out"):
+        x = F.relu(self.bn1(self.conv1(x)))
+        features = self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
+        return features if returnt == "features" else self.classifier(features)
+
+    def get_params(self):
+        return torch.cat([p.view(-1) for p in self.parameters()])
+
+    def get_grads(self):
+        return torch.cat([p.grad.view(-1) for p in self.parameters()])
+
+
+class MammothData(Dataset):
+    """Items are (augmented x, y, x)."""
+
+    def __init__(self, task):
+        self.data, self.targets = images(task)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        x = torch.as_tensor(self.data[index])
+        return x + torch.randn(()) / 10, self.targets[index], x
+
+
+class Reservoir:
+    """A buffer that new classes come into while the task lasts."""
+
+    def __init__(self, size):
+        self.examples, self.labels = torch.zeros(size, 3, 8, 8), torch.zeros(size, dtype=torch.long)
+        self.seen = 0
+
+    def __len__(self):
+        return min(self.seen, len(self.labels))
+
+    def add_data(self, examples, labels):
+        for x, y in zip(examples, labels, strict=True):
+            place = self.seen if self.seen < len(self.labels) else np.random.randint(self.seen + 1)
+            if place < len(self.labels):
+                self.examples[place], self.labels[place] = x, y
+            self.seen += 1
+
+
+class MammothModel(nn.Module):
+    """The hooks of a ContinualModel in their order; EWC's and SI's vectors as `kind` says."""
+
+    NAME = "stand-in"
+
+    def __init__(self, kind="er"):
+        super().__init__()
+        self.net, self.kind, self.device = MammothNet(), kind, torch.device("cpu")
+        self.normalization_transform = nn.Identity()
+        self.current_task, self.n_seen_classes = 0, 0
+        self.opt = self.get_optimizer()
+        if kind == "er":
+            self.buffer = Reservoir(12)
+        self.checkpoint = self.net.get_params().data.clone() if kind == "si" else None
+        self.small_omega, self.big_omega, self.fish = 0, None, None
+
+    def get_optimizer(self):
+        return torch.optim.SGD(self.net.parameters(), 0.05, weight_decay=0.1)
+
+    def meta_begin_task(self, dataset):
+        self.n_seen_classes = (self.current_task + 1) * NEW
+        self.opt = self.get_optimizer()
+
+    def meta_end_epoch(self, epoch, dataset):
+        pass
+
+    def meta_end_task(self, dataset):
+        self.end_task(dataset)
+        self.current_task += 1
+
+    def end_task(self, dataset):
+        now = self.net.get_params().data
+        if self.kind == "si":
+            omega = torch.zeros_like(now) if self.big_omega is None else self.big_omega
+            self.big_omega = omega + self.small_omega / ((now - self.checkpoint) ** 2 + 1)
+            self.checkpoint, self.small_omega = now.clone(), 0
+        if self.kind == "ewc":
+            x, y, _ = next(iter(dataset.train_loader))
+            fish = 0
+            for image, label in zip(x, y, strict=True):
+                self.opt.zero_grad()
+                F.cross_entropy(self.net(image[None]), label[None]).backward()
+                fish = fish + self.net.get_grads() ** 2
+            self.fish, self.checkpoint = fish, now.clone()
+
+    def observe(self, x, y, not_augmented):
+        before = self.net.get_params().data
+        self.opt.zero_grad()
+        loss = F.cross_entropy(self.net(x), y)
+        for importance in (self.big_omega, self.fish):
+            if importance is not None:
+                loss = loss + (importance * (self.net.get_params() - self.checkpoint) ** 2).sum()
+        loss.backward()
+        gradients = self.net.get_grads()
+        self.opt.step()
+        if self.kind == "si":
+            self.small_omega = self.small_omega + gradients * (before - self.net.get_params().data)
+        if self.kind == "er":
+            self.buffer.add_data(not_augmented, y)
+
+
+def run_mammoth_task(model, task, epochs=EPOCHS):
+    dataset = Namespace(train_loader=DataLoader(MammothData(task), 5, shuffle=True))
+    model.meta_begin_task(dataset)
+    for epoch in range(epochs):
+        model.net.train()
+        for batch in dataset.train_loader:
+            model.observe(*batch)
+        model.meta_end_epoch(epoch, dataset)
+    model.meta_end_task(dataset)
+
+
+def run_mammoth(model, tasks=TASKS):
+    for task in range(tasks):
+        run_mammoth_task(model, task)
+    return model
+
+
+# -- FACIL ---------------------------------------------------------------------------------------
+
+
+class FACILData(Dataset):
+    def __init__(self, images=(), labels=()):
+        self.images, self.labels = list(images), list(labels)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return torch.as_tensor(self.images[index]), self.labels[index]
+
+
+class FACILNet(nn.Module):
+    """A backbone, and a list of heads whose outputs come as a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = MammothNet()
+        self.model.classifier = nn.Identity()
+        self.heads = nn.ModuleList()
+
+    def forward(self, x):
+        features = self.model(x)
+        return [head(features) for head in self.heads]
+
+
+class FACILApproach:
+    """Warm-up of the head, main epochs that go back to the best one, a fine-tuning."""
+
+    def __init__(self, exemplars=True, back_to=0):
+        self.model, self.device = FACILNet(), "cpu"
+        self.exemplars_dataset = FACILData() if exemplars else None
+        self.back_to, self.optimizer, self.model_old = back_to, None, None
+
+    def train(self, t, trn_loader, val_loader):
+        self.optimizer = torch.optim.SGD(self.model.heads[-1].parameters(), 0.01)
+        self.train_epoch(t, trn_loader)
+        if t == 0:
+            self.model.model.layer3[-1] = Block(8, 8, 2, relu=False)
+        self.train_loop(t, trn_loader, val_loader)
+        self.model_old = copy.deepcopy(self.model).requires_grad_(False).eval()
+
+    def train_loop(self, t, trn_loader, val_loader):
+        if self.exemplars_dataset is not None and t > 0:
+            trn_loader = DataLoader(trn_loader.dataset + self.exemplars_dataset, 5, shuffle=True)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05, weight_decay=0.1)
+        states = []
+        for _ in range(EPOCHS + 1):
+            self.train_epoch(t, trn_loader)
+            states.append(copy.deepcopy(self.model.state_dict()))
+        self.model.load_state_dict(copy.deepcopy(states[self.back_to]))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.train_epoch(t, trn_loader)  # fine-tuning
+        if self.exemplars_dataset is not None:
+            x, y = images(t)
+            self.exemplars_dataset.images += list(x[::3])
+            self.exemplars_dataset.labels += list(y[::3])
+
+    def train_epoch(self, t, trn_loader):
+        self.model.train()
+        for x, y in trn_loader:
+            loss = F.cross_entropy(torch.cat(self.model(x), dim=1), y)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+def run_facil(approach, tasks=TASKS):
+    for task in range(tasks):
+        approach.model.heads.append(nn.Linear(8, NEW))
+        loader = DataLoader(FACILData(*images(task)), 5, shuffle=True)
+        approach.train(task, loader, loader)
+    return approach

@@ -1,0 +1,67 @@
+"""HostAdapter on a made-up host, with the adapter of its own documentation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from aanets_plugin import PhaseError, levels
+from aanets_plugin.adapters import hosts
+from aanets_plugin.adapters.hosts import HostAdapter
+from aanets_plugin.baselines import CifarResNet
+from tests.adapters.hosts_setup import EPOCHS, NEW, TASKS, Watched, images
+
+
+class Learner:
+    """A private codebase: a network, a loader, a memory, a method that trains a task."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.net = CifarResNet(1, TASKS * NEW)
+        self.memory = None
+
+    def train_task(self, task):
+        x, y = map(torch.as_tensor, images(task))
+        self.loader = DataLoader(TensorDataset(x, y), 4, shuffle=True)
+        self.fit()
+        keep = torch.arange(len(y)) % 2 == 0
+        old = self.memory.tensors if self.memory else (x[:0], y[:0])
+        self.memory = TensorDataset(torch.cat([old[0], x[keep]]), torch.cat([old[1], y[keep]]))
+
+    def fit(self):
+        optimizer = torch.optim.SGD(self.net.parameters(), 0.01)
+        for _ in range(EPOCHS):
+            for x, y in self.loader:
+                optimizer.zero_grad()
+                F.cross_entropy(self.net(x), y).backward()
+                optimizer.step()
+
+
+def documented():
+    """The adapter in the module's docstring, with the name of this host's training method."""
+    code = hosts.__doc__[hosts.__doc__.index("    class MyAdapter") :]
+    lines = [line[4:] for line in code.splitlines()]
+    assert len([line for line in lines if line]) <= 20
+    scope = {"HostAdapter": HostAdapter}
+    exec("\n".join(lines).replace("train_task", "fit"), scope)
+    return scope["with_aanets"]
+
+
+def test_the_documented_adapter_works():
+    np.random.seed(0)
+    learner = documented()(Learner())
+    watched = Watched(learner)
+    for task in range(TASKS):
+        learner.train_task(task)
+    watched.assert_balanced([EPOCHS, EPOCHS])
+    assert all(level.alpha.tolist() != [0.5, 0.5] for level in levels(learner.net))
+
+
+def test_a_host_that_takes_another_network_is_told():
+    learner = documented()(Learner())
+    learner.net = CifarResNet(1, 4)
+    with pytest.raises(PhaseError, match="another network now"):
+        learner.train_task(0)

@@ -1,0 +1,158 @@
+"""with_aanets on learners with PyCIL's joints."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from aanets_plugin import AlreadyConvertedError, ConfigurationError, UnsupportedModelError, levels
+from aanets_plugin.adapters.pycil import with_aanets
+from aanets_plugin.scaling import scaled_layers
+from tests.adapters.hosts_setup import EPOCHS, PyCILLearner, Watched, images, run_pycil
+
+
+def seeded(**options):
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    return PyCILLearner(**options)
+
+
+def test_the_same_learner_comes_back_with_its_strategy():
+    learner = PyCILLearner()
+    assert with_aanets(learner) is learner
+    assert learner.bilevel.model is learner._network
+    assert [level.name for level in levels(learner._network)] == ["stage_1", "stage_2", "stage_3"]
+
+
+def test_the_first_task_is_the_plain_learners_to_the_bit():
+    plain, learner = run_pycil(seeded(), 1), run_pycil(with_aanets(seeded()), 1)
+    numbers = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    run_pycil(seeded(), 1)
+    assert numbers == [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    x = torch.as_tensor(images(0)[0])
+    logits = [each._network.eval()(x)["logits"] for each in (plain, learner)]
+    assert torch.equal(*logits)
+
+
+def test_alpha_learns_after_each_main_epoch_of_later_tasks_and_in_no_other_stage():
+    learner = with_aanets(seeded(fine_tuning=3))
+    watched = Watched(learner)
+    run_pycil(learner, 1)
+    assert not learner.bilevel.history
+    assert all((level.alpha == 0.5).all() for level in levels(learner._network))
+    for task in (1, 2):
+        before = [level.alpha.clone() for level in levels(learner._network)]
+        learner.incremental_train(images)
+        learner.after_task()
+        for old, level in zip(before, levels(learner._network), strict=True):
+            assert not torch.equal(old, level.alpha)
+        assert [r.epoch for r in learner.bilevel.history if r.phase == task][::3] == [0, 1]
+    watched.assert_balanced([EPOCHS, EPOCHS])
+
+
+def test_a_learner_without_memory_has_samples_kept_for_alpha():
+    learner = with_aanets(seeded(memory=0))
+    watched = Watched(learner)
+    run_pycil(learner)
+    watched.assert_balanced([EPOCHS, EPOCHS])
+
+
+def test_a_class_with_few_samples_gives_them_more_than_once():
+    learner = with_aanets(seeded(memory=1))
+    watched = Watched(learner)
+    run_pycil(learner)
+    watched.assert_balanced([EPOCHS, EPOCHS])
+    assert set(watched.counts[-1].values()) == {5}
+
+
+def test_per_class_is_the_number_of_samples():
+    learner = with_aanets(seeded(), per_class=2)
+    watched = Watched(learner)
+    run_pycil(learner)
+    assert all(set(counts.values()) == {2} for counts in watched.counts)
+
+
+def test_optimizers_have_phi_and_do_not_decay_it():
+    learner = run_pycil(with_aanets(seeded(), lr=0), 1)
+    learner.incremental_train(images)
+    phi = [layer.phi for layer in scaled_layers(learner._network)]
+    held = {id(p) for group in learner.optimizers[-1].param_groups for p in group["params"]}
+    assert phi
+    assert all(id(p) in held for p in phi)
+    assert len(learner.optimizers[-1].param_groups) == 1
+    # 12 steps with decay 0.1 and lr 0.05 would make the mean 0.94, before momentum.
+    assert all(abs(float(p.detach().mean()) - 1) < 0.05 for p in phi)
+
+
+def test_both_branches_learn_and_teacher_and_frozen_kernels_stay():
+    learner = run_pycil(with_aanets(seeded()), 2)
+    teacher = copy.deepcopy(learner._old_network.state_dict())
+    level = levels(learner._network)[0]
+    kernel = level.stable[0].conv_a._buffers["weight"].clone()
+    plastic, phi = (p.detach().clone() for p in (level.plastic[0].conv_a.weight, first_phi(level)))
+    learner.incremental_train(images)
+    state = learner._old_network.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in teacher.items())
+    assert torch.equal(kernel, level.stable[0].conv_a._buffers["weight"])
+    assert not torch.equal(plastic, level.plastic[0].conv_a.weight)
+    assert not torch.equal(phi, first_phi(level))
+
+
+def first_phi(level):
+    return level.stable[0].conv_a.phi
+
+
+def test_a_learner_that_adds_a_backbone_per_task_is_refused_untouched():
+    learner = PyCILLearner()
+    learner._network.convnets = nn.ModuleList()
+    with pytest.raises(UnsupportedModelError, match="more than one backbone"):
+        with_aanets(learner)
+    assert not levels(learner._network)
+    assert not hasattr(learner, "bilevel")
+
+
+def test_what_is_not_a_learner_is_refused():
+    with pytest.raises(UnsupportedModelError, match="not a PyCIL learner"):
+        with_aanets(nn.Linear(2, 2))
+
+
+def test_a_second_call_is_refused():
+    learner = with_aanets(PyCILLearner())
+    with pytest.raises(AlreadyConvertedError):
+        with_aanets(learner)
+
+
+def test_a_bad_option_is_refused_untouched():
+    learner = PyCILLearner()
+    with pytest.raises(ConfigurationError, match="momentum=2"):
+        with_aanets(learner, momentum=2)
+    assert not levels(learner._network)
+
+
+def test_a_task_that_does_not_train_the_backbone_is_told():
+    learner = run_pycil(with_aanets(PyCILLearner()), 1)
+    learner._network.convnet.requires_grad_(False)
+    with pytest.warns(UserWarning, match="did not train the backbone in phase 1"):
+        learner.incremental_train(images)
+    assert not learner.bilevel.history
+
+
+def test_an_error_in_the_training_leaves_no_hook_behind():
+    learner = run_pycil(with_aanets(PyCILLearner(memory=0)), 1)
+
+    def broken(task):
+        x, y = images(task)
+        return x[:, :1], y
+
+    with pytest.raises(RuntimeError):
+        learner.incremental_train(broken)
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    torch.optim.SGD([parameter], 0.1).step()
+    assert not learner.bilevel.history
