@@ -43,29 +43,29 @@ def targets_of(dataset: MapStyle | Dataset[Any]) -> torch.Tensor:
         tensor([7, 5])
     """
     if isinstance(dataset, (torch.Tensor, list, tuple, range)) or hasattr(dataset, "__array__"):
-        return _integers(dataset, "targets")
+        return integers(dataset, "targets")
     refused = []
     for place, value in _label_places(dataset):
         try:
-            labels = _integers(value, place)
+            labels = integers(value, place)
             check_length(labels, dataset, place)
         except ConfigurationError as error:
             refused.append(str(error))
         else:
             return labels
     if isinstance(dataset, Subset):
-        return targets_of(dataset.dataset)[_integers(dataset.indices, "Subset.indices")]
+        return targets_of(dataset.dataset)[integers(dataset.indices, "Subset.indices")]
     if isinstance(dataset, ConcatDataset):
         return torch.cat([targets_of(part) for part in dataset.datasets])
     # A sequence that is not a Dataset may be labels. Look at the first item only, since the items
     # may be images.
     if isinstance(dataset, Sequence) and not isinstance(dataset, (Dataset, str, bytes)):
         try:
-            _integers([dataset[0]] if len(dataset) else [], "its first item")
+            integers([dataset[0]] if len(dataset) else [], "its first item")
         except ConfigurationError as error:
             refused.append(str(error))
         else:
-            return _integers(dataset, "targets")
+            return integers(dataset, "targets")
     looked = ", ".join(f".{name}" for name in _LABEL_ATTRIBUTES)
     raise ConfigurationError(
         f"A {type(dataset).__name__} has no class labels in {looked}, .tensors[-1], nor inside "
@@ -263,7 +263,7 @@ def _label_places(dataset: Any) -> Iterator[tuple[str, Any]]:
         yield f"{type(dataset).__name__}.tensors[-1]", tensors[-1]
 
 
-def _integers(value: Any, name: str) -> torch.Tensor:
+def integers(value: Any, name: str) -> torch.Tensor:
     """Return a tensor, array or sequence of integers as a one-dimensional int64 tensor (a copy)."""
     allowed = "must be a one-dimensional tensor, list or array with one integer per sample"
     if isinstance(value, torch.Tensor):
