@@ -26,6 +26,13 @@ def positive(value: Any, name: str) -> int:
     return number
 
 
+def check_positive(**values: float) -> None:
+    """Check that every value is greater than zero."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigurationError(f"{name}={value}: must be > 0.")
+
+
 def check_shapes(pattern: str, **tensors: Tensor) -> None:
     """Check the shape of each tensor against its part of `pattern`; parts are separated by commas.
 

@@ -150,25 +150,14 @@ def balanced_subset(
             "exemplar_targets was given without exemplars. Pass exemplars too, or leave "
             "exemplar_targets out."
         )
-    parts: list[Any] = []
-    labels: list[torch.Tensor] = []
-    for name, part, given in (
-        ("exemplars", exemplars, exemplar_targets),
-        ("dataset", dataset, targets),
-    ):
-        if part is None and name == "exemplars":
-            continue
-        part_labels = _labels_of_part(name, part, given)
-        if len(part_labels):
-            parts.append(part)
-            labels.append(part_labels)
-    if not parts:
-        raise ConfigurationError(
-            "dataset and exemplars are empty: must have a sample. Pass data that has samples."
-        )
+    parts: list[Any] = [dataset]
+    labels = [_labels_of_part("dataset", dataset, targets)]
+    if exemplars is not None:
+        parts.insert(0, exemplars)
+        labels.insert(0, _labels_of_part("exemplars", exemplars, exemplar_targets))
     pooled = torch.cat(labels)
     chosen = balanced_indices(pooled, per_class, generator)
-    whole: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
+    whole: Any = dataset if exemplars is None else ConcatDataset(parts)
     subset = Subset(whole, chosen.tolist())
     # targets_of cannot find labels that were passed in.
     subset.targets = pooled[chosen]  # type: ignore[attr-defined]
@@ -316,22 +305,16 @@ def _labels_of_part(name: str, part: Any, given: Any) -> torch.Tensor:
             "__getitem__. Collect the samples of an iterable dataset in a list, or pass the "
             ".dataset of a loader."
         )
-    if given is None:
-        labels = targets_of(part)
-        check_length(labels, part, name)
-        return labels
-    argument = "targets" if name == "dataset" else "exemplar_targets"
-    labels = targets_of(given)
-    check_length(labels, part, argument)
+    labels = targets_of(part if given is None else given)
+    if given is not None:
+        name = "targets" if name == "dataset" else "exemplar_targets"
+    check_length(labels, part, name)
     return labels
 
 
 def check_features(features: torch.Tensor) -> None:
     if not isinstance(features, torch.Tensor):
-        raise ConfigurationError(
-            f"features is a {type(features).__name__}: must be a tensor [samples, dimensions]. "
-            "Convert it with torch.as_tensor."
-        )
+        raise ConfigurationError(f"features is a {type(features).__name__}: must be a tensor.")
     if features.ndim != 2 or not features.is_floating_point():
         raise ConfigurationError(
             f"features has shape {tuple(features.shape)} and dtype {features.dtype}: must be "

@@ -218,7 +218,8 @@ def _by_dataset(field: str) -> str:
     """The default of each dataset, for help."""
     datasets: dict[str, list[str]] = {}
     for dataset, defaults in DATASET_SETTINGS.items():
-        datasets.setdefault(str(getattr(defaults, field)), []).append(dataset)
+        value = {**vars(defaults.training), **vars(defaults)}[field]
+        datasets.setdefault(str(value), []).append(dataset)
     if len(datasets) == 1:
         return next(iter(datasets))
     return ", ".join(f"{value} ({', '.join(names)})" for value, names in datasets.items())
@@ -251,11 +252,10 @@ def check_options(args: argparse.Namespace) -> None:
 def setting_from(args: argparse.Namespace) -> Setting:
     """The settings of the dataset and preset, overridden by explicit options."""
     chosen = setting(args.dataset, args.preset).with_epochs(args.epochs, args.base_epochs)
-    names = ("backbone", "batch_size", "lr", "memory_per_class", "workers")
-    explicit = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    chosen = replace(chosen, **explicit)
-    chosen.training()  # checks the values
-    return chosen
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    training = {name: given[name] for name in ("batch_size", "lr", "workers") if name in given}
+    other = {name: given[name] for name in ("backbone", "memory_per_class") if name in given}
+    return replace(chosen, training=replace(chosen.training, **training), **other)
 
 
 def aanet_config_from(args: argparse.Namespace) -> AANetConfig | None:
