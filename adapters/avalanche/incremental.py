@@ -59,8 +59,9 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         predict_by: "head" or "nearest_mean", the nearest mean of the exemplars' features. The
             nearest mean does not predict the classes of an experience before its end. It uses
             mirrored exemplars too, if the training transforms have a RandomHorizontalFlip.
-        base_kwargs: The arguments of Avalanche's SupervisedTemplate: `train_mb_size`,
-            `train_epochs`, `eval_mb_size`, `device`, `plugins`, `evaluator` and so on.
+        eval_mb_size: Batch size of evaluation. Default: that of training.
+        base_kwargs: Other arguments of Avalanche's SupervisedTemplate: `train_mb_size`,
+            `train_epochs`, `device`, `plugins`, `evaluator` and so on.
     """
 
     method_type: ClassVar[type[Method]]
@@ -75,6 +76,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         mem_size_per_class: int | None = None,
         mem_size: int | None = None,
         predict_by: Rule = "head",
+        eval_mb_size: int | None = None,
         **base_kwargs: Any,
     ) -> None:
         repair_checkpoints()
@@ -99,7 +101,11 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         self._flips = False
         self._workers = 0
         super().__init__(
-            model=net, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), **base_kwargs
+            model=net,
+            optimizer=optimizer,
+            criterion=nn.CrossEntropyLoss(),
+            eval_mb_size=eval_mb_size,
+            **base_kwargs,
         )
 
     @property
