@@ -61,7 +61,8 @@ def convert_to_aanet(
     blocks = tuple(config.blocks)
     names = _check_model(model, config.stages)
     stem_names = find_stem(model, names[0])
-    _check_kernels(model, names, stem_names, blocks, stem)
+    if "scaling" in blocks:
+        _check_kernels(model, names if stem == "plastic" else [*names, *stem_names])
 
     paired = stem == "paired" and bool(stem_names)
     parts: dict[str, Branches] = {
@@ -204,17 +205,9 @@ def _check_stages(model: nn.Module, stages: Sequence[str], residual: list[str]) 
     return stages
 
 
-def _check_kernels(
-    model: nn.Module,
-    names: list[str],
-    stem_names: list[str],
-    blocks: tuple[str, ...],
-    stem: str,
-) -> None:
-    """Check that the kernels of a scaling branch are plain, initialized parameters."""
-    if "scaling" not in blocks:
-        return
-    for name in [*names, *(stem_names if stem != "plastic" else [])]:
+def _check_kernels(model: nn.Module, names: list[str]) -> None:
+    """Check that the kernels in the modules that get a φ are plain, initialized parameters."""
+    for name in names:
         for inner, module in model.get_submodule(name).named_modules(prefix=name):
             if isinstance(module, KERNEL_LAYERS):
                 weight = module._parameters.get("weight")
