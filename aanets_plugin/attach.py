@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+if TYPE_CHECKING:
+    from aanets_plugin.bilevel import BilevelStrategy
+
 LoaderSource = Iterable[Any] | Callable[[], Iterable[Any]]
 """A loader, or a function that makes one."""
-
-
-class _Strategy(Protocol):
-    def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None: ...
-
-    def detach(self) -> None: ...
 
 
 class Attachment:
@@ -26,7 +23,7 @@ class Attachment:
 
     def __init__(
         self,
-        strategy: _Strategy,
+        strategy: BilevelStrategy,
         balanced_loader: LoaderSource,
         every: int,
         optimizer: torch.optim.Optimizer | None,
