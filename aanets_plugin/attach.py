@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,16 +11,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from aanets_plugin.levels import levels
 
+if TYPE_CHECKING:
+    from aanets_plugin.bilevel import BilevelStrategy
+
 LoaderSource = Iterable[Any] | Callable[[], Iterable[Any]]
 """A loader, or a function that makes one."""
-
-
-class _Strategy(Protocol):
-    model: nn.Module
-
-    def after_epoch(self, balanced_loader: LoaderSource | None = None) -> float | None: ...
-
-    def detach(self) -> None: ...
 
 
 class Attachment:
@@ -31,7 +26,7 @@ class Attachment:
 
     def __init__(
         self,
-        strategy: _Strategy,
+        strategy: BilevelStrategy,
         balanced_loader: LoaderSource,
         every: int | Callable[[], int],
         optimizer: torch.optim.Optimizer | None,

@@ -23,13 +23,8 @@ from aanets_plugin.alpha_gradient import LossFunction, cross_entropy, mean_gradi
 from aanets_plugin.alpha_step import NormalizedStep, PlainStep
 from aanets_plugin.attach import Attachment, LoaderSource
 from aanets_plugin.config import DEFAULTS, AANetConfig
-from aanets_plugin.convert import freeze_base, thaw_base
-from aanets_plugin.errors import (
-    ConfigurationError,
-    NonFiniteLossError,
-    PhaseError,
-    UnsupportedModelError,
-)
+from aanets_plugin.convert import freeze_base, require_converted, thaw_base
+from aanets_plugin.errors import ConfigurationError, NonFiniteLossError, PhaseError
 from aanets_plugin.levels import levels
 from aanets_plugin.scaling import absorb, scaled_layers
 
@@ -101,11 +96,7 @@ class BilevelStrategy:
         first_phase: int = 0,
     ) -> None:
         self.model = unwrapped(model)
-        if not levels(self.model):
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__} has no adaptive levels. Call convert_to_aanet(model) "
-                f"first."
-            )
+        require_converted(self.model, "BilevelStrategy")
         AANetConfig(lr=lr, momentum=momentum, max_batches=max_batches)  # checks the values
         self.lr = lr
         self.loss_fn = loss_fn or cross_entropy

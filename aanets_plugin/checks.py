@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from torch import Tensor
+
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -22,3 +24,31 @@ def positive(value: Any, name: str) -> int:
     if number is None or number < 1:
         raise ConfigurationError(f"{name}={value!r}: must be an integer ≥ 1.")
     return number
+
+
+def check_positive(**values: float) -> None:
+    """Check that every value is greater than zero."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigurationError(f"{name}={value}: must be > 0.")
+
+
+def check_shapes(pattern: str, **tensors: Tensor) -> None:
+    """Check the shape of each tensor against its part of `pattern`; parts are separated by commas.
+
+    A name in the pattern is any size, but the same wherever the name occurs. A number is that size.
+
+    Example:
+        >>> from torch import zeros
+        >>> check_shapes("batch dimensions, batch", features=zeros(8, 64), targets=zeros(8))
+    """
+    sizes: dict[str, int] = {}
+    parts = [part.split() for part in pattern.split(",")]
+    for names, tensor in zip(parts, tensors.values(), strict=True):
+        fits = len(names) == tensor.ndim
+        for name, size in zip(names, tensor.shape, strict=False):
+            fits &= sizes.setdefault(name, int(name) if name.isdigit() else size) == size
+        if not fits:
+            given = (f"{name} has the shape {tuple(t.shape)}" for name, t in tensors.items())
+            wanted = (f"[{', '.join(names)}]" for names in parts)
+            raise ConfigurationError(f"{', '.join(given)}: must be {' and '.join(wanted)}.")

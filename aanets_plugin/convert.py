@@ -61,7 +61,8 @@ def convert_to_aanet(
     blocks = tuple(config.blocks)
     names = _check_model(model, config.stages)
     stem_names = find_stem(model, names[0])
-    _check_kernels(model, names, stem_names, blocks, stem)
+    if "scaling" in blocks:
+        _check_kernels(model, names if stem == "plastic" else [*names, *stem_names])
 
     paired = stem == "paired" and bool(stem_names)
     parts: dict[str, Branches] = {
@@ -98,7 +99,7 @@ def freeze_base(model: nn.Module) -> None:
     The plastic branches keep their parameter objects. All other parameters are new, so build the
     optimizer after this call.
     """
-    _require_converted(model, "freeze_base")
+    require_converted(model, "freeze_base")
     thaw_base(model)
     for module in list(model.modules()):
         if isinstance(module, Branches):
@@ -112,7 +113,7 @@ def thaw_base(model: nn.Module) -> None:
 
     The stable branches are deleted. Build the optimizer after this call.
     """
-    _require_converted(model, "thaw_base")
+    require_converted(model, "thaw_base")
     for module in list(model.modules()):
         if isinstance(module, Branches):
             module.thaw_base()
@@ -137,7 +138,7 @@ def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str
         (freeze_base if frozen else thaw_base)(trunk)
 
 
-def _require_converted(model: nn.Module, what: str) -> None:
+def require_converted(model: nn.Module, what: str) -> None:
     if not levels(model):
         raise UnsupportedModelError(
             f"{what}: {type(model).__name__} has no adaptive levels. Call convert_to_aanet(model) "
@@ -166,8 +167,8 @@ def _check_model(model: nn.Module, stages: Sequence[str] | None) -> list[str]:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no residual stage: no module has convolutions and "
                 f"adds in its forward. Its children are "
-                f"{_quoted([name for name, _ in model.named_children()])}. Pass the names of the "
-                f"stages in forward order as stages=[…]."
+                f"{_quoted([name for name, _ in model.named_children()])}. Name the stages in "
+                f"forward order: stages=[…], on the command line --stages."
             )
         return residual
     return _check_stages(model, stages, residual)
@@ -204,17 +205,9 @@ def _check_stages(model: nn.Module, stages: Sequence[str], residual: list[str]) 
     return stages
 
 
-def _check_kernels(
-    model: nn.Module,
-    names: list[str],
-    stem_names: list[str],
-    blocks: tuple[str, ...],
-    stem: str,
-) -> None:
-    """Check that the kernels of a scaling branch are plain, initialized parameters."""
-    if "scaling" not in blocks:
-        return
-    for name in [*names, *(stem_names if stem != "plastic" else [])]:
+def _check_kernels(model: nn.Module, names: list[str]) -> None:
+    """Check that the kernels in the modules that get a φ are plain, initialized parameters."""
+    for name in names:
         for inner, module in model.get_submodule(name).named_modules(prefix=name):
             if isinstance(module, KERNEL_LAYERS):
                 weight = module._parameters.get("weight")

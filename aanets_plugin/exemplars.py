@@ -43,29 +43,29 @@ def targets_of(dataset: MapStyle | Dataset[Any]) -> torch.Tensor:
         tensor([7, 5])
     """
     if isinstance(dataset, (torch.Tensor, list, tuple, range)) or hasattr(dataset, "__array__"):
-        return _integers(dataset, "targets")
+        return integers(dataset, "targets")
     refused = []
     for place, value in _label_places(dataset):
         try:
-            labels = _integers(value, place)
+            labels = integers(value, place)
             check_length(labels, dataset, place)
         except ConfigurationError as error:
             refused.append(str(error))
         else:
             return labels
     if isinstance(dataset, Subset):
-        return targets_of(dataset.dataset)[_integers(dataset.indices, "Subset.indices")]
+        return targets_of(dataset.dataset)[integers(dataset.indices, "Subset.indices")]
     if isinstance(dataset, ConcatDataset):
         return torch.cat([targets_of(part) for part in dataset.datasets])
     # A sequence that is not a Dataset may be labels. Look at the first item only, since the items
     # may be images.
     if isinstance(dataset, Sequence) and not isinstance(dataset, (Dataset, str, bytes)):
         try:
-            _integers([dataset[0]] if len(dataset) else [], "its first item")
+            integers([dataset[0]] if len(dataset) else [], "its first item")
         except ConfigurationError as error:
             refused.append(str(error))
         else:
-            return _integers(dataset, "targets")
+            return integers(dataset, "targets")
     looked = ", ".join(f".{name}" for name in _LABEL_ATTRIBUTES)
     raise ConfigurationError(
         f"A {type(dataset).__name__} has no class labels in {looked}, .tensors[-1], nor inside "
@@ -150,25 +150,14 @@ def balanced_subset(
             "exemplar_targets was given without exemplars. Pass exemplars too, or leave "
             "exemplar_targets out."
         )
-    parts: list[Any] = []
-    labels: list[torch.Tensor] = []
-    for name, part, given in (
-        ("exemplars", exemplars, exemplar_targets),
-        ("dataset", dataset, targets),
-    ):
-        if part is None and name == "exemplars":
-            continue
-        part_labels = _labels_of_part(name, part, given)
-        if len(part_labels):
-            parts.append(part)
-            labels.append(part_labels)
-    if not parts:
-        raise ConfigurationError(
-            "dataset and exemplars are empty: must have a sample. Pass data that has samples."
-        )
+    parts: list[Any] = [dataset]
+    labels = [_labels_of_part("dataset", dataset, targets)]
+    if exemplars is not None:
+        parts.insert(0, exemplars)
+        labels.insert(0, _labels_of_part("exemplars", exemplars, exemplar_targets))
     pooled = torch.cat(labels)
     chosen = balanced_indices(pooled, per_class, generator)
-    whole: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
+    whole: Any = dataset if exemplars is None else ConcatDataset(parts)
     subset = Subset(whole, chosen.tolist())
     # targets_of cannot find labels that were passed in.
     subset.targets = pooled[chosen]  # type: ignore[attr-defined]
@@ -263,7 +252,7 @@ def _label_places(dataset: Any) -> Iterator[tuple[str, Any]]:
         yield f"{type(dataset).__name__}.tensors[-1]", tensors[-1]
 
 
-def _integers(value: Any, name: str) -> torch.Tensor:
+def integers(value: Any, name: str) -> torch.Tensor:
     """Return a tensor, array or sequence of integers as a one-dimensional int64 tensor (a copy)."""
     allowed = "must be a one-dimensional tensor, list or array with one integer per sample"
     if isinstance(value, torch.Tensor):
@@ -316,22 +305,16 @@ def _labels_of_part(name: str, part: Any, given: Any) -> torch.Tensor:
             "__getitem__. Collect the samples of an iterable dataset in a list, or pass the "
             ".dataset of a loader."
         )
-    if given is None:
-        labels = targets_of(part)
-        check_length(labels, part, name)
-        return labels
-    argument = "targets" if name == "dataset" else "exemplar_targets"
-    labels = targets_of(given)
-    check_length(labels, part, argument)
+    labels = targets_of(part if given is None else given)
+    if given is not None:
+        name = "targets" if name == "dataset" else "exemplar_targets"
+    check_length(labels, part, name)
     return labels
 
 
 def check_features(features: torch.Tensor) -> None:
     if not isinstance(features, torch.Tensor):
-        raise ConfigurationError(
-            f"features is a {type(features).__name__}: must be a tensor [samples, dimensions]. "
-            "Convert it with torch.as_tensor."
-        )
+        raise ConfigurationError(f"features is a {type(features).__name__}: must be a tensor.")
     if features.ndim != 2 or not features.is_floating_point():
         raise ConfigurationError(
             f"features has shape {tuple(features.shape)} and dtype {features.dtype}: must be "

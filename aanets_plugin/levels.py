@@ -135,14 +135,12 @@ class AdaptiveLevel(Branches):
         self.alpha = None
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(self.branches) == 1:
+        count = len(self.branches)
+        if count == 1:
             return self.plastic(x, *args, **kwargs)
-        inputs = split(x, len(self.branches)) if self.after_paired_stem else self._same(x)
+        inputs = split(x, count) if self.after_paired_stem else [x] * count
         assert self.alpha is not None
         return aggregate(self.outputs(inputs, args, kwargs), self.alpha)
-
-    def _same(self, x: Any) -> list[Any]:
-        return [x] * len(self.branches)
 
     def __getitem__(self, index: int) -> nn.Module:
         """Return a block of the plastic branch, e.g. `net.layer4[-1]` as a Grad-CAM target."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.precision import cosines
-from aanets_plugin.checks import positive
+from aanets_plugin.checks import check_shapes, positive
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -114,12 +114,8 @@ def grow_cosine(
             f"torch.nn.Linear grows with grow_linear."
         )
     new_classes = positive(new_classes, "new_classes")
-    shape = (new_classes, head.in_features)
-    if imprint is not None and tuple(imprint.shape) != shape:
-        raise ConfigurationError(
-            f"imprint has the shape {tuple(imprint.shape)}: must be {shape}, one row per new "
-            f"class. Make it with imprinted_weights, or leave it out."
-        )
+    if imprint is not None:
+        check_shapes(f"{new_classes} {head.in_features}", imprint=imprint)
     old = head.weight.detach()
     grown = SplitCosineLinear(head.in_features, head.out_features, new_classes)
     grown.to(device=old.device, dtype=old.dtype).train(head.training)

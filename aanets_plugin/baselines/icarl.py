@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from aanets_plugin.baselines.heads import CosineMethod
 from aanets_plugin.baselines.method import Output, Rule
+from aanets_plugin.checks import check_shapes
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -75,18 +76,14 @@ def knowledge_distillation(
         raise ConfigurationError(
             f"temperature={temperature!r}: must be > 0 and finite. iCaRL's is 2.0."
         )
-    shapes = student_logits.shape, teacher_logits.shape
-    if (
-        any(len(shape) != 2 for shape in shapes)
-        or len(student_logits) != len(teacher_logits)
-        or not 1 <= teacher_logits.shape[1] <= student_logits.shape[1]
-    ):
+    shapes = "batch classes, batch old"
+    check_shapes(shapes, student_logits=student_logits, teacher_logits=teacher_logits)
+    old, classes = teacher_logits.shape[1], student_logits.shape[1]
+    if not 1 <= old <= classes:
         raise ConfigurationError(
-            f"student_logits has the shape {tuple(shapes[0])}, teacher_logits has "
-            f"{tuple(shapes[1])}: must be [batch, classes] and [batch, old classes]. Pass the "
-            f"logits of both networks for the same batch."
+            f"teacher_logits has {old} columns: must be 1 to {classes}, as many as there are old "
+            f"classes."
         )
-    old = teacher_logits.shape[1]
     student = F.log_softmax(student_logits[:, :old] / temperature, dim=1)
     teacher = F.softmax(teacher_logits.detach() / temperature, dim=1)
     return temperature**2 * F.kl_div(student, teacher, reduction="batchmean")

@@ -19,6 +19,7 @@ from aanets_plugin.baselines.heads import (
 from aanets_plugin.baselines.method import Output
 from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.baselines.prediction import class_means
+from aanets_plugin.checks import check_shapes, positive
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import MapStyle, targets_of
 
@@ -109,11 +110,7 @@ def lucir_loss(
     loss = F.cross_entropy(logits, targets)
     if teacher_features is None:
         return loss
-    if logits.shape != scores.shape:
-        raise ConfigurationError(
-            f"logits has the shape {tuple(logits.shape)}, scores has {tuple(scores.shape)}: must "
-            f"be the same. Pass logits that are sigma times scores."
-        )
+    check_shapes("batch classes, batch classes", logits=logits, scores=scores)
     weight = less_forget_weight(old, logits.shape[1] - old, base)
     return (
         loss
@@ -139,12 +136,8 @@ def less_forget_weight(old: int, new: int, base: float = 5.0) -> float:
 
 def less_forget_loss(features: Tensor, teacher_features: Tensor) -> Tensor:
     """1 - cosine of the student's and the teacher's features, batch mean; the teacher is fixed."""
-    if features.ndim != 2 or features.shape != teacher_features.shape:
-        raise ConfigurationError(
-            f"features has the shape {tuple(features.shape)}, teacher_features has "
-            f"{tuple(teacher_features.shape)}: must be the same [batch, dimensions]. Pass the "
-            f"inputs of both heads for the same batch."
-        )
+    shapes = "batch dimensions, batch dimensions"
+    check_shapes(shapes, features=features, teacher_features=teacher_features)
     own, teacher = at_least_float32(features), at_least_float32(teacher_features.detach())
     return 1 - F.cosine_similarity(own, teacher, dim=1).mean()
 
@@ -160,20 +153,14 @@ def margin_ranking_loss(
     over the `k` new classes with the highest scores, or all if there are fewer. It is 0 for a batch
     without old classes. The authors' code averages over `k`, as here; the paper's equation sums.
     """
-    if k < 1:
-        raise ConfigurationError(f"k={k!r}: must be ≥ 1. LUCIR's is 2.")
-    if scores.ndim != 2 or targets.shape != scores.shape[:1]:
-        raise ConfigurationError(
-            f"scores has the shape {tuple(scores.shape)}, targets has {tuple(targets.shape)}: must "
-            f"be [batch, classes] and [batch]."
-        )
+    check_shapes("batch classes, batch", scores=scores, targets=targets)
     classes = scores.shape[1]
     if not 1 <= old < classes:
         raise ConfigurationError(
             f"old={old!r} of {classes} classes: must be ≥ 1 and < {classes}. Pass the number of "
             f"classes of all earlier phases."
         )
-    k = min(k, classes - old)
+    k = min(positive(k, "k"), classes - old)
     own = scores.gather(1, targets.unsqueeze(1))
     rivals = scores[:, old:].topk(k, dim=1).values
     # A mask keeps shapes independent of the data, so nothing waits for the device.

@@ -63,6 +63,8 @@ class Method:
     """Whether the method trains on all data of all phases so far."""
     imprints: ClassVar[bool] = False
     """Whether `grow` uses features of the new classes. If not, they need not be computed."""
+    needs_maps: ClassVar[bool] = False
+    """Whether the loss compares the feature maps of the stages."""
     learns_exemplars: ClassVar[bool] = False
     """Whether `refine` is called on the herded exemplars."""
 
@@ -70,11 +72,6 @@ class Method:
     def fine_tuning(self) -> FineTuning | None:
         """Settings of the fine-tuning on exemplars; None if the method has none."""
         return None
-
-    @property
-    def needs_maps(self) -> bool:
-        """Whether the loss compares the feature maps of the stages."""
-        return False
 
     def head(self, in_features: int, classes: int) -> nn.Module:
         """Return the head of the first phase."""

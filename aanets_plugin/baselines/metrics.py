@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aanets_plugin.checks import check_shapes
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.exemplars import integers
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,9 @@ def phase_metrics(
         >>> second.all, second.old, second.new, second.average, second.forgetting
         (75.0, 50.0, 100.0, 87.5, 50.0)
     """
-    _check(predictions, targets, increments, earlier)
-    labels = targets.detach().cpu()
-    correct = predictions.detach().cpu() == labels
+    predictions, labels = integers(predictions, "predictions"), integers(targets, "targets")
+    _check(predictions, labels, increments, earlier)
+    correct = predictions == labels
     ends = torch.tensor(list(accumulate(increments)))
     phases = torch.bucketize(labels, ends, right=True)
     count = torch.bincount(phases, minlength=len(increments)).tolist()
@@ -86,29 +88,17 @@ def phase_metrics(
     )
 
 
-def _check(predictions: Tensor, targets: Tensor, increments: Sequence[int], earlier: Any) -> None:
+def _check(predictions: Tensor, labels: Tensor, increments: Sequence[int], earlier: Any) -> None:
     if not increments or min(increments) < 1:
         raise ConfigurationError(
             f"increments={list(increments)}: must be the number of classes of each phase so far, "
             f"each ≥ 1."
         )
-    if targets.dim() != 1 or predictions.shape != targets.shape:
+    check_shapes("samples, samples", predictions=predictions, targets=labels)
+    if len(wrong := labels[(labels < 0) | (labels >= sum(increments))]):
         raise ConfigurationError(
-            f"predictions has the shape {tuple(predictions.shape)}, targets has "
-            f"{tuple(targets.shape)}: must be the same [samples]. For logits, pass "
-            f"logits.argmax(1)."
-        )
-    for name, labels in (("predictions", predictions), ("targets", targets)):
-        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise ConfigurationError(f"{name} is {labels.dtype}: must be integer class labels.")
-    if len(targets) == 0:
-        raise ConfigurationError("targets has no sample. Pass the test samples of all classes.")
-    lowest, highest = int(targets.min()), int(targets.max())
-    if lowest < 0 or highest >= sum(increments):
-        raise ConfigurationError(
-            f"targets has the label {lowest if lowest < 0 else highest}: must be 0 to "
-            f"{sum(increments) - 1} with increments={list(increments)}. Number the classes in the "
-            f"order in which they arrive."
+            f"targets has the label {int(wrong[0])}: must be 0 to {sum(increments) - 1} with "
+            f"increments={list(increments)}. Number the classes in the order in which they arrive."
         )
     lengths = [len(metrics.by_phase) for metrics in earlier]
     if lengths != list(range(1, len(increments))):

@@ -33,6 +33,7 @@ from aanets_plugin.baselines.lifecycle import requires_grad, sgd, train_epoch
 from aanets_plugin.baselines.lucir import LUCIR
 from aanets_plugin.baselines.method import FineTuning
 from aanets_plugin.baselines.network import IncrementalNet
+from aanets_plugin.checks import check_positive
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import permutation
 from aanets_plugin.modes import evaluating
@@ -140,7 +141,7 @@ def refine_exemplars(
         torch.Size([4, 3, 2, 2])
     """
     _check_exemplars(images, labels)
-    _check_positive(steps=steps, inner_steps=inner_steps, lr=lr, inner_lr=inner_lr)
+    check_positive(steps=steps, inner_steps=inner_steps, lr=lr, inner_lr=inner_lr)
     _head_parameters(model, head)
     batch_size = len(images) if batch_size is None else batch_size
     if not 1 <= batch_size <= len(images):
@@ -168,7 +169,8 @@ def refine_exemplars(
             loss_fn=loss_fn,
         )
         if normalize:
-            gradient = _unit_scale(gradient)
+            size = gradient.flatten(1).square().mean(dim=1).sqrt().clamp_min(1e-30)
+            gradient = gradient / size.reshape(-1, *[1] * (gradient.ndim - 1))
         velocity[rows] = momentum * velocity[rows] + gradient
         refined[rows] -= lr * velocity[rows]
         if bounds is not None:
@@ -240,7 +242,7 @@ def finetune_on_exemplars(
     `requires_grad` flags and train/eval modes are restored afterwards.
     """
     _check_exemplars(images, labels)
-    _check_positive(epochs=epochs, lr=lr, batch_size=batch_size)
+    check_positive(epochs=epochs, lr=lr, batch_size=batch_size)
     names = set(_head_parameters(model, head))
     others = [parameter for name, parameter in model.named_parameters() if name not in names]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -303,12 +305,6 @@ def _check_exemplars(images: Tensor, labels: Tensor) -> None:
         )
 
 
-def _check_positive(**options: float) -> None:
-    for name, value in options.items():
-        if not value > 0:
-            raise ConfigurationError(f"{name}={value}: must be > 0.")
-
-
 def _endless(validation: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
     while True:
         empty = True
@@ -325,9 +321,3 @@ def _endless(validation: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
                 f"validation, a {type(validation).__name__}, has run out of batches: must be a "
                 f"list or loader that can be read more than once."
             )
-
-
-def _unit_scale(gradient: Tensor) -> Tensor:
-    """Divide the gradient of each image by its root mean square; zeros stay zero."""
-    size = gradient.flatten(1).square().mean(dim=1).sqrt()
-    return gradient / size.clamp_min(1e-30).reshape(-1, *[1] * (gradient.ndim - 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from aanets_plugin.baselines.kmeans import kmeans_seeds, lloyd
 from aanets_plugin.baselines.lucir import less_forget_loss
 from aanets_plugin.baselines.method import FineTuning, Method, Output
 from aanets_plugin.baselines.precision import at_least_float32, cosines
+from aanets_plugin.checks import check_shapes, positive
 from aanets_plugin.errors import ConfigurationError
 
 
@@ -28,6 +29,7 @@ class PODNet(Method):
     name: ClassVar[str] = "podnet"
     head_type: ClassVar[str] = "proxies"
     imprints: ClassVar[bool] = True
+    needs_maps: ClassVar[bool] = True
     schedule: ClassVar[str] = "cosine"
 
     spatial_weight: float = 3.0
@@ -39,10 +41,6 @@ class PODNet(Method):
     @property
     def fine_tuning(self) -> FineTuning | None:
         return FineTuning(self.finetune_epochs, self.finetune_lr) if self.finetune_epochs else None
-
-    @property
-    def needs_maps(self) -> bool:
-        return True
 
     def head(self, in_features: int, classes: int) -> nn.Module:
         return LocalSimilarityClassifier(in_features, classes, self.proxies)
@@ -72,24 +70,21 @@ class PODNet(Method):
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
         assert isinstance(head, LocalSimilarityClassifier)
+        if teacher is None:
+            return proxy_nca_loss(out.scores, targets, head.eta)
         seen = out.logits.shape[1]
-        distilled: dict[str, Any] = {}
-        if teacher is not None:
-            distilled = {
-                "features": out.features,
-                "teacher_features": teacher.features,
-                "maps": out.maps,
-                "teacher_maps": teacher.maps,
-            }
         return podnet_loss(
             out.scores,
             targets,
             scale=head.eta,
             seen=seen,
-            new=seen if teacher is None else seen - teacher.logits.shape[1],
+            new=seen - teacher.logits.shape[1],
+            features=out.features,
+            teacher_features=teacher.features,
+            maps=out.maps,
+            teacher_maps=teacher.maps,
             spatial_weight=self.spatial_weight,
             flat_weight=self.flat_weight,
-            **distilled,
         )
 
 
@@ -131,19 +126,12 @@ def podnet_loss(
     """
     factor = pod_scale(seen, new)
     loss = proxy_nca_loss(similarities, targets, scale)
-    given = {
-        "features": features,
-        "teacher_features": teacher_features,
-        "maps": maps,
-        "teacher_maps": teacher_maps,
-    }
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
+    if all(given is None for given in (features, teacher_features, maps, teacher_maps)):
         return loss
     if features is None or teacher_features is None or maps is None or teacher_maps is None:
         raise ConfigurationError(
-            f"{', '.join(missing)} left out: distillation needs {', '.join(given)}. Pass all of "
-            f"them, or none in a phase without a teacher."
+            "Distillation needs features, teacher_features, maps and teacher_maps: must be all or "
+            "none. In a phase without a teacher leave them out."
         )
     spatial = spatial_weight * pod_spatial(maps, teacher_maps)
     return loss + factor * (spatial + flat_weight * pod_flat(features, teacher_features))
@@ -163,11 +151,8 @@ def pod_spatial(maps: Sequence[Tensor], teacher_maps: Sequence[Tensor]) -> Tenso
         )
     distances = []
     for stage, (own, teacher) in enumerate(zip(maps, teacher_maps, strict=True)):
-        if own.shape != teacher.shape or own.dim() != 4:
-            raise ConfigurationError(
-                f"maps[{stage}] has the shape {tuple(own.shape)}, the teacher's has "
-                f"{tuple(teacher.shape)}: must be the same [batch, channels, height, width]."
-            )
+        both = {f"maps[{stage}]": own, f"teacher_maps[{stage}]": teacher}
+        check_shapes("batch channels height width, batch channels height width", **both)
         difference = _pooled(own) - _pooled(teacher.detach())
         distances.append(torch.linalg.vector_norm(difference, dim=1).mean())
     return torch.stack(distances).mean()
@@ -249,13 +234,9 @@ class LocalSimilarityClassifier(nn.Module):
 
     def __init__(self, in_features: int, classes: int, proxies: int = 10) -> None:
         super().__init__()
-        if min(in_features, classes, proxies) < 1:
-            raise ConfigurationError(
-                f"in_features={in_features}, classes={classes}, proxies={proxies}: must be ≥ 1."
-            )
-        self.in_features = in_features
-        self.out_features = classes
-        self.proxies = proxies
+        self.in_features = positive(in_features, "in_features")
+        self.out_features = positive(classes, "classes")
+        self.proxies = positive(proxies, "proxies")
         self.weights = nn.ParameterList([_random(torch.empty(classes, proxies, in_features))])
         self.eta = nn.Parameter(torch.ones(1))
 
@@ -275,18 +256,12 @@ class LocalSimilarityClassifier(nn.Module):
 
     def add_classes(self, count: int, weights: Tensor | None = None) -> None:
         """Add `count` classes in place, with `weights` as their proxies (default: random)."""
-        if count < 1:
-            raise ConfigurationError(f"count={count}: must be ≥ 1.")
+        shape = (positive(count, "count"), self.proxies, self.in_features)
         like: Tensor = self.weights[0]
-        shape = (count, self.proxies, self.in_features)
         if weights is None:
             new = _random(like.new_empty(shape))
-        elif tuple(weights.shape) != shape:
-            raise ConfigurationError(
-                f"weights has the shape {tuple(weights.shape)}: must be {shape}, that is [new "
-                f"classes, proxies, features]."
-            )
         else:
+            check_shapes(" ".join(map(str, shape)), weights=weights)
             new = weights.detach().to(like.device, like.dtype, copy=True)
         self.weights.append(nn.Parameter(new))
         self.out_features += count
@@ -332,13 +307,8 @@ def kmeans_proxies(
     Returns:
         [classes, proxies, dimensions], in the order of `classes`.
     """
-    if features.dim() != 2 or targets.shape != features.shape[:1]:
-        raise ConfigurationError(
-            f"features has the shape {tuple(features.shape)}, targets has {tuple(targets.shape)}: "
-            f"must be [samples, dimensions] and [samples]."
-        )
-    if proxies < 1 or not len(classes):
-        raise ConfigurationError(f"proxies={proxies} and {len(classes)} classes: must be ≥ 1.")
+    check_shapes("samples dimensions, samples", features=features, targets=targets)
+    proxies = positive(proxies, "proxies")
     points = F.normalize(features.detach().to("cpu", torch.float64), dim=1)
     labels = targets.detach().cpu()
     centres = []
@@ -380,17 +350,13 @@ def _pooled(maps: Tensor) -> Tensor:
 
 
 def _check_targets(similarities: Tensor, targets: Tensor) -> None:
-    shape = tuple(similarities.shape)
-    if len(shape) != 2 or shape[1] < 2 or targets.shape != shape[:1]:
-        raise ConfigurationError(
-            f"similarities has the shape {shape}, targets has {tuple(targets.shape)}: must be "
-            f"[batch, classes] with at least two classes, and [batch]."
-        )
+    check_shapes("batch classes, batch", similarities=similarities, targets=targets)
+    classes = similarities.shape[1]
+    if classes < 2:
+        raise ConfigurationError("similarities has one column: must have at least two classes.")
     # Reading the values on a GPU would wait for it. There, gather reports bad targets itself.
-    if targets.device.type == "cpu" and len(targets):
-        low, high = int(targets.min()), int(targets.max())
-        if not 0 <= low <= high < shape[1]:
-            raise ConfigurationError(
-                f"targets range from {low} to {high}: must be 0 to {shape[1] - 1}, the columns of "
-                f"similarities."
-            )
+    if targets.device.type == "cpu" and not ((targets >= 0) & (targets < classes)).all():
+        raise ConfigurationError(
+            f"targets range from {int(targets.min())} to {int(targets.max())}: must be 0 to "
+            f"{classes - 1}, the columns of similarities."
+        )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aanets_plugin.baselines.precision import at_least_float32
+from aanets_plugin.checks import check_shapes
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import MapStyle, check_features, check_length, targets_of
 
@@ -41,11 +42,7 @@ def class_means(
     unit = _unit(features)
     if flipped is not None:
         check_features(flipped)
-        if flipped.shape != features.shape:
-            raise ConfigurationError(
-                f"flipped has the shape {tuple(flipped.shape)}, features has "
-                f"{tuple(features.shape)}: must be the same, one mirrored image per image."
-            )
+        check_shapes("samples dimensions, samples dimensions", flipped=flipped, features=features)
         unit = (unit + _unit(flipped)) / 2
     classes, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     sums = unit.new_zeros(len(classes), unit.shape[1]).index_add_(0, inverse, unit)
@@ -64,17 +61,10 @@ def nearest_mean(features: Tensor, classes: Tensor, means: Tensor) -> Tensor:
         >>> nearest_mean(torch.tensor([[9.0, 1.0], [0.1, 0.2]]), classes, means)
         tensor([4, 7])
     """
-    if features.ndim != 2 or means.ndim != 2 or features.shape[1] != means.shape[1]:
-        raise ConfigurationError(
-            f"features has the shape {tuple(features.shape)}, means has {tuple(means.shape)}: must "
-            f"be [samples, dimensions] and [classes, dimensions]. Compute both with the same "
-            f"network."
-        )
-    if len(means) == 0 or classes.shape != means.shape[:1]:
-        raise ConfigurationError(
-            f"classes has the shape {tuple(classes.shape)} for {len(means)} means: must have one "
-            f"label per mean, and at least one. Pass the results of class_means."
-        )
+    shapes = "samples dimensions, classes, classes dimensions"
+    check_shapes(shapes, features=features, classes=classes, means=means)
+    if not len(means):
+        raise ConfigurationError("means is empty: must have at least one. Use class_means.")
     unit = F.normalize(at_least_float32(features.detach()), dim=1)
     nearest = torch.cdist(unit, means.detach().to(unit)).argmin(dim=1)
     return classes.to(nearest.device)[nearest]

@@ -75,12 +75,12 @@ def backbone_factory(name: str, *, pretrained: bool = False) -> Factory:
     if source != "timm":
         of_torchvision = models.list_models(module=models)
         if bare in of_torchvision:
-            return partial(_torchvision, bare, pretrained)
+            return partial(_create, "torchvision", bare, pretrained)
         known += of_torchvision
     if source != "torchvision":
         names = _timm_names(required=bool(source))
         if bare in names:
-            return partial(_timm, bare, pretrained)
+            return partial(_create, "timm", bare, pretrained)
         known += names
     close = difflib.get_close_matches(bare, dict.fromkeys(known), n=5)
     where = source or "this package, torchvision and timm"
@@ -90,19 +90,13 @@ def backbone_factory(name: str, *, pretrained: bool = False) -> Factory:
     )
 
 
-def _torchvision(name: str, pretrained: bool) -> nn.Module:
-    return _create(partial(models.get_model, name, weights="DEFAULT" if pretrained else None), name)
-
-
-def _timm(name: str, pretrained: bool) -> nn.Module:
-    import timm
-
-    return _create(partial(timm.create_model, name, pretrained=pretrained, num_classes=0), name)
-
-
-def _create(make: Factory, name: str) -> nn.Module:
+def _create(library: str, name: str, pretrained: bool) -> Any:
     try:
-        return make()
+        if library == "torchvision":
+            return models.get_model(name, weights="DEFAULT" if pretrained else None)
+        import timm
+
+        return timm.create_model(name, pretrained=pretrained, num_classes=0)
     except Exception as error:  # a hub, a connection and a file raise different types
         raise ConfigurationError(
             f"backbone={name!r}: could not be created ({type(error).__name__}: {error}). If the "

@@ -63,7 +63,7 @@ def main(
 def _compare(method: Method, args: argparse.Namespace, command: str) -> list[Result]:
     check_options(args)
     setting, aanets = setting_from(args), aanet_config_from(args)
-    accelerator = _make_accelerator(args.device, args.precision, setting.batch_size)
+    accelerator = _make_accelerator(args.device, args.precision, setting.training.batch_size)
     with accelerator.main_process_first():  # so that only one process downloads
         data = load_data(
             args.dataset, args.data, per_class=args.images_per_class, image_size=args.image_size
@@ -88,7 +88,7 @@ def _compare(method: Method, args: argparse.Namespace, command: str) -> list[Res
         output=output,
         seeds=args.seeds or [args.seed],
         memory=memory,
-        training=setting.training(),
+        training=setting.training,
         resume=args.resume,
         accelerator=accelerator,
         tensorboard=args.tensorboard,
@@ -108,13 +108,14 @@ def _compare(method: Method, args: argparse.Namespace, command: str) -> list[Res
 def _describe(data: Data, setting: Setting, memory: Memory, base_classes: int, phases: int) -> str:
     """The settings that all runs share, in one line."""
     first = f"{base_classes} classes first, then " if base_classes else ""
+    training = setting.training
     each = (data.classes - base_classes) // phases
     number = f"{memory.per_class} per class" if memory.total is None else f"{memory.total} in total"
     return (
         f"{data.name}, {first}{phases} x {each} classes; exemplars: {number}"
         f"{', fewer with AANets (strict memory)' if memory.strict else ''}; {setting.backbone}, "
-        f"{setting.base_epochs} epochs in the first phase, {setting.epochs} in the others, batch "
-        f"size {setting.batch_size}, learning rate {setting.lr:g}"
+        f"{training.epochs_of(0)} epochs in the first phase, {training.epochs} in the others, "
+        f"batch size {training.batch_size}, learning rate {training.lr:g}"
     )
 
 

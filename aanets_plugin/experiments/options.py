@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,26 +57,27 @@ def make_parser(method: Method, description: str | None = None) -> argparse.Argu
 
 
 def _add_data_options(group: Any) -> None:
-    add, number = group.add_argument, _number_option(group)
+    add = group.add_argument
+    number = partial(add, type=int, metavar="N")
     add("--dataset", choices=DATASETS, default="digits", help="dataset; default: %(default)s")
     add("--data", type=Path, metavar="FOLDER", help="folder of the dataset; not for digits")
-    number("--images-per-class", "use only N training images of each class; default: all")
-    number("--image-size", f"image size of ImageNet and folder datasets; default: {IMAGE_SIZE}")
+    number("--images-per-class", help="use only N training images of each class; default: all")
+    number("--image-size", help=f"size of ImageNet and folder images; default: {IMAGE_SIZE}")
     base_classes = _by_dataset("base_classes").replace("None", "half")
     number(
         "--base-classes",
-        f"number of classes in the first phase, 0 for equal phases; default: {base_classes}",
+        help=f"number of classes in the first phase, 0 for equal phases; default: {base_classes}",
     )
     number(
         "--phases",
-        f"number of phases after the first one; default: the largest number up to {MOST_PHASES} "
-        f"that divides the remaining classes",
+        help=f"phases after the first one; default: the largest number up to {MOST_PHASES} that "
+        f"divides the remaining classes",
     )
     exclusive = group.add_mutually_exclusive_group()
     memory = _by_dataset("memory_per_class")
-    number = _number_option(exclusive)
-    number("--memory-per-class", f"exemplars kept of each class; default: {memory}")
-    number("--memory-total", "exemplars kept of all classes together")
+    number = partial(exclusive.add_argument, type=int, metavar="N")
+    number("--memory-per-class", help=f"exemplars kept of each class; default: {memory}")
+    number("--memory-total", help="exemplars kept of all classes together")
     add(
         "--strict-memory",
         action="store_true",
@@ -97,7 +97,8 @@ def _add_comparison_options(group: Any) -> None:
 
 
 def _add_training_options(group: Any) -> None:
-    add, number = group.add_argument, _number_option(group)
+    add = group.add_argument
+    number = partial(add, type=int, metavar="N")
     add(
         "--preset",
         choices=PRESETS,
@@ -112,19 +113,20 @@ def _add_training_options(group: Any) -> None:
         f"(torchvision:NAME or timm:NAME to say which); default: {_by_dataset('backbone')}",
     )
     add("--pretrained", action="store_true", help="start from the published weights")
-    number("--epochs", f"epochs of each later phase; default: {_by_dataset('epochs')}")
+    number("--epochs", help=f"epochs of each later phase; default: {_by_dataset('epochs')}")
     number(
         "--base-epochs",
-        f"epochs of the first phase; default: {_by_dataset('base_epochs')}; if --epochs is given, "
-        f"in proportion to it",
+        help=f"epochs of the first phase; default: {_by_dataset('base_epochs')}; with --epochs, in "
+        f"proportion to it",
     )
-    number("--batch-size", f"batch size over all processes; default: {_by_dataset('batch_size')}")
+    number("--batch-size", help=f"of all processes; default: {_by_dataset('batch_size')}")
     add("--lr", type=float, help=f"initial learning rate; default: {_by_dataset('lr')}")
-    number("--workers", f"processes that load images; default: {_by_dataset('workers')}")
+    number("--workers", help=f"processes that load images; default: {_by_dataset('workers')}")
 
 
 def _add_aanet_options(group: Any) -> None:
-    add, number = group.add_argument, _number_option(group)
+    add = group.add_argument
+    number = partial(add, type=int, metavar="N")
     official = AANetConfig(official=True)
     add(
         "--blocks",
@@ -179,10 +181,10 @@ def _add_aanet_options(group: Any) -> None:
         help="multiply the scaling weights φ into the frozen weights after each phase (the paper's "
         "supplement A)",
     )
-    number("--alpha-batches", "batches of balanced data in one update of α; default: all")
+    number("--alpha-batches", help="batches of balanced data in one update of α; default: all")
     number(
         "--alpha-per-class",
-        "balanced samples of each class for α; default: as many as the smallest class has",
+        help="balanced samples of each class for α; default: as many as the smallest class has",
     )
 
 
@@ -205,20 +207,12 @@ def _add_output_options(group: Any, method: Method) -> None:
     add("--tensorboard", action="store_true", help="write TensorBoard curves for each run")
 
 
-def _number_option(group: Any) -> Callable[[str, str], None]:
-    """A function that adds an option with an integer to the group."""
-
-    def add(flag: str, text: str) -> None:
-        group.add_argument(flag, type=int, metavar="N", help=text)
-
-    return add
-
-
 def _by_dataset(field: str) -> str:
     """The default of each dataset, for help."""
     datasets: dict[str, list[str]] = {}
     for dataset, defaults in DATASET_SETTINGS.items():
-        datasets.setdefault(str(getattr(defaults, field)), []).append(dataset)
+        value = {**vars(defaults.training), **vars(defaults)}[field]
+        datasets.setdefault(str(value), []).append(dataset)
     if len(datasets) == 1:
         return next(iter(datasets))
     return ", ".join(f"{value} ({', '.join(names)})" for value, names in datasets.items())
@@ -251,11 +245,10 @@ def check_options(args: argparse.Namespace) -> None:
 def setting_from(args: argparse.Namespace) -> Setting:
     """The settings of the dataset and preset, overridden by explicit options."""
     chosen = setting(args.dataset, args.preset).with_epochs(args.epochs, args.base_epochs)
-    names = ("backbone", "batch_size", "lr", "memory_per_class", "workers")
-    explicit = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    chosen = replace(chosen, **explicit)
-    chosen.training()  # checks the values
-    return chosen
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    training = {name: given[name] for name in ("batch_size", "lr", "workers") if name in given}
+    other = {name: given[name] for name in ("backbone", "memory_per_class") if name in given}
+    return replace(chosen, training=replace(chosen.training, **training), **other)
 
 
 def aanet_config_from(args: argparse.Namespace) -> AANetConfig | None:

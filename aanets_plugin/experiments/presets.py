@@ -16,27 +16,22 @@ MOST_PHASES = 5
 class Setting:
     """The settings of a comparison on one dataset.
 
-    Momentum and weight decay are those of `Training`. The learning rate schedule is that of the
-    method: a cosine for PODNet, steps at the `milestones` for the others.
+    The learning rate schedule is that of the method: a cosine for PODNet, steps for the others.
     """
 
     backbone: str
-    epochs: int
-    base_epochs: int
-    batch_size: int = Training.batch_size
-    lr: float = Training.lr
-    milestones: tuple[float, ...] = Training.milestones
+    training: Training
     memory_per_class: int = EXEMPLARS_PER_CLASS
     base_classes: int | None = None
     """Classes of the first phase. Default: half of them, rounded up."""
-    workers: int = Training.workers
 
     def with_epochs(self, epochs: int | None, base_epochs: int | None = None) -> Setting:
         """The same with other epochs. `base_epochs` is scaled in proportion unless given."""
-        epochs = self.epochs if epochs is None else epochs
+        training = self.training
+        epochs = training.epochs if epochs is None else epochs
         if base_epochs is None:
-            base_epochs = round(epochs * self.base_epochs / self.epochs)
-        return replace(self, epochs=epochs, base_epochs=base_epochs)
+            base_epochs = round(epochs * training.epochs_of(0) / training.epochs)
+        return replace(self, training=replace(training, epochs=epochs, base_epochs=base_epochs))
 
     def split(self, classes: int, base_classes: int | None, phases: int | None) -> tuple[int, int]:
         """The classes of the first phase and the number of later phases, with defaults for None.
@@ -56,32 +51,20 @@ class Setting:
             phases = max(n for n in range(1, MOST_PHASES + 1) if rest % n == 0)
         return base_classes, phases
 
-    def training(self) -> Training:
-        return Training(
-            epochs=self.epochs,
-            base_epochs=self.base_epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            milestones=self.milestones,
-            workers=self.workers,
-        )
 
-
+_SHORT = Training(epochs=30, base_epochs=60, workers=4)
 # Digits take about a minute on two cores. The others train for fewer epochs than the paper.
 DATASET_SETTINGS = {
     "digits": Setting(
         "resnet8",
-        epochs=15,
-        base_epochs=20,
-        batch_size=32,
-        lr=0.05,
+        Training(epochs=15, base_epochs=20, batch_size=32, lr=0.05),
         memory_per_class=10,
         base_classes=4,
     ),
-    "cifar100": Setting("resnet32", epochs=40, base_epochs=80),
-    "imagenet-subset": Setting("resnet18_open", epochs=30, base_epochs=60, workers=4),
-    "imagenet": Setting("resnet18_open", epochs=30, base_epochs=60, workers=4),
-    "folder": Setting("resnet18_open", epochs=30, base_epochs=60, batch_size=64, workers=4),
+    "cifar100": Setting("resnet32", Training(epochs=40, base_epochs=80)),
+    "imagenet-subset": Setting("resnet18_open", _SHORT),
+    "imagenet": Setting("resnet18_open", _SHORT),
+    "folder": Setting("resnet18_open", replace(_SHORT, batch_size=64)),
 }
 
 # Section 4 of the paper: the architectures, "160 (90) epochs in each phase, and the learning rates
@@ -92,10 +75,11 @@ DATASET_SETTINGS = {
 # The number of workers is our choice. We do not use the paper's γ2 = 1e-8 for α, because α hardly
 # moves with it; --alpha-lr sets it.
 _IMAGENET = Setting(
-    "resnet18_open", epochs=90, base_epochs=90, milestones=(30 / 90, 60 / 90), workers=4
+    "resnet18_open",
+    Training(epochs=90, base_epochs=90, milestones=(30 / 90, 60 / 90), workers=4),
 )
 PAPER = {
-    "cifar100": Setting("resnet32", epochs=160, base_epochs=160),
+    "cifar100": Setting("resnet32", Training(epochs=160, base_epochs=160)),
     "imagenet-subset": _IMAGENET,
     "imagenet": _IMAGENET,
 }

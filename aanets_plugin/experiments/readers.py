@@ -85,15 +85,10 @@ def _read_npz(file: Path) -> Samples:
             f"x in {str(file)!r} is {x.dtype} {list(x.shape)}: must be uint8 [N, 32, 32, 3]. Put "
             f"the channels last (x.transpose(0, 2, 3, 1)) and store values from 0 to 255 as uint8."
         )
-    if y.ndim != 1 or y.dtype.kind not in "iu":
+    if y.shape != x.shape[:1] or y.dtype.kind not in "iu" or not len(y):
         raise ConfigurationError(
-            f"y in {str(file)!r} is {y.dtype} {list(y.shape)}: must be one integer for each image "
-            f"of x, the number of its class from 0."
-        )
-    if len(x) != len(y) or not len(y):
-        raise ConfigurationError(
-            f"{str(file)!r} has {len(x)} images in x and {len(y)} labels in y: must be equally "
-            f"many, and at least one."
+            f"y in {str(file)!r} is {y.dtype} {list(y.shape)} for {len(x)} images in x: must be "
+            f"one integer per image, the number of its class from 0, and at least one."
         )
     return x, y.astype(np.int64)
 
@@ -184,20 +179,13 @@ def check_folder(name: str, path: str | Path | None) -> Path:
 
 def _check_same_classes(root: Path, classes: dict[str, list[Any]]) -> None:
     (first, of_first), (second, of_second) = classes.items()
-    only = {
-        first: sorted(set(of_first) - set(of_second)),
-        second: sorted(set(of_second) - set(of_first)),
-    }
-    differences = [
-        f"{len(labels)} only in {place}: {shorten(labels)}"
-        for place, labels in only.items()
-        if labels
-    ]
-    if differences:
-        raise ConfigurationError(
-            f"{first} and {second} of {str(root)!r} must have the same classes "
-            f"({'; '.join(differences)}). Add the missing classes, or remove the others."
-        )
+    only_first, only_second = set(of_first) - set(of_second), set(of_second) - set(of_first)
+    for place, only in ((first, only_first), (second, only_second)):
+        if only:
+            raise ConfigurationError(
+                f"{first} and {second} of {str(root)!r} must have the same classes ({len(only)} "
+                f"only in {place}: {shorten(sorted(only))}). Add or remove classes."
+            )
 
 
 def rows_by_class(y: np.ndarray) -> list[np.ndarray]:

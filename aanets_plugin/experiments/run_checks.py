@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
 from aanets_plugin.adapters.continuum.phases import Phases
 from aanets_plugin.config import AANetConfig
-from aanets_plugin.convert import convert_to_aanet
-from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
+from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.settings import Memory
-from aanets_plugin.stages import find_stages
-
-
-def converted_copy(backbone: nn.Module, aanets: AANetConfig) -> nn.Module:
-    """A converted copy of the backbone, which checks the conversion before anything is trained."""
-    if aanets.stages is None and not find_stages(backbone):
-        names = ", ".join(name for name, _ in backbone.named_children())
-        raise UnsupportedModelError(
-            f"{type(backbone).__name__} has no residual stage that is found automatically; its "
-            f"modules are {names}. Name the stages in forward order: AANets(stages=[…]), on the "
-            f"command line --stages."
-        )
-    return convert_to_aanet(copy.deepcopy(backbone), **aanets.conversion)
 
 
 def exemplars_left(

@@ -38,10 +38,11 @@ from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.metrics import PhaseMetrics, phase_metrics
 from aanets_plugin.baselines.prediction import class_means, nearest_mean
 from aanets_plugin.config import AANetConfig
+from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
-from aanets_plugin.experiments.run_checks import converted_copy, exemplars_left
+from aanets_plugin.experiments.run_checks import exemplars_left
 from aanets_plugin.experiments.run_config import base_config, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.run_state import RunState
@@ -130,7 +131,9 @@ class Run:
         seed_everything(seed)
         net = build_network(backbone, method, self.phases.increments[0], self.phases.input_shape)
         memory = memory or Memory()
-        converted = None if aanets is None else converted_copy(net.backbone, aanets)
+        converted = None
+        if aanets is not None:  # a copy, to check the conversion before anything is trained
+            converted = convert_to_aanet(copy.deepcopy(net.backbone), **aanets.conversion)
         if not method.keeps_all_data:
             memory = exemplars_left(memory, aanets, converted, self.phases)
         exemplars = rehearsal_memory(

@@ -10,6 +10,7 @@ from torch import nn
 
 from aanets_plugin.baselines.lifecycle import cosine_factor
 from aanets_plugin.budget import MemoryBudget
+from aanets_plugin.checks import check_positive
 from aanets_plugin.config import DEFAULTS, EXEMPLARS_PER_CLASS, AANetConfig
 from aanets_plugin.errors import ConfigurationError
 
@@ -98,16 +99,8 @@ class Training:
     """Processes that load images."""
 
     def __post_init__(self) -> None:
-        positive = {
-            "epochs": self.epochs,
-            "base_epochs": self.epochs_of(0),
-            "batch_size": self.batch_size,
-            "lr": self.lr,
-            "base_lr": self.lr_of(0),
-        }
-        for name, value in positive.items():
-            if not value > 0:
-                raise ConfigurationError(f"{name}={value}: must be > 0.")
+        check_positive(epochs=self.epochs, base_epochs=self.epochs_of(0))
+        check_positive(batch_size=self.batch_size, lr=self.lr, base_lr=self.lr_of(0))
         if self.schedule not in (None, "step", "cosine"):
             raise ConfigurationError(
                 f"schedule={self.schedule!r}: must be 'step', 'cosine', or None for the schedule "

@@ -42,7 +42,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
     Args:
         blocks, stem, stages, alpha: See `convert_to_aanet`. They are ignored if the model is
             already converted.
-        lr: Step size of α; 0 keeps α fixed. Default: 0.03, with `official` 1e-8.
+        lr: Step size of α; 0 keeps α fixed. Default: as in `AANetConfig`.
         momentum: Momentum of α's steps. Default: 0, with `official` 0.9.
         normalize: Scale each level's steps by its past gradients. False: Eq. 8 as printed.
         official: Update α exactly as the authors' code does.

@@ -33,12 +33,15 @@ def balanced_loader(
         generator: the random numbers that choose the samples and their order.
         options: other arguments of torch's `DataLoader`.
 
-    Example::
-
-        for taskset in scenario:
-            loader = balanced_loader(taskset, memory)
-            if len(memory):
-                taskset.add_samples(*memory.get())
+    Example:
+        >>> import numpy as np
+        >>> from continuum import ClassIncremental
+        >>> from continuum.datasets import InMemoryDataset
+        >>> images, labels = np.zeros((9, 8, 8, 3), np.uint8), np.array([0] * 6 + [1] * 3)
+        >>> scenario = ClassIncremental(InMemoryDataset(images, labels), increment=2)
+        >>> for x, y, t in balanced_loader(scenario[0]):
+        ...     print(y.bincount())
+        tensor([3, 3])
     """
     if not hasattr(taskset, "_y") or not hasattr(taskset, "add_samples"):
         raise ConfigurationError(

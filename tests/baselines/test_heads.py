@@ -242,7 +242,7 @@ def test_each_kind_of_head_is_sent_to_its_own_function():
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 4), (10,)], ids=str)
 def test_imprint_of_the_wrong_shape_is_refused(shape):
-    with pytest.raises(ConfigurationError, match=r"imprint has the shape .*must be \(2, 5\)"):
+    with pytest.raises(ConfigurationError, match=r"imprint has the shape .*must be \[2, 5\]"):
         grow_cosine(CosineLinear(5, 4), 2, torch.zeros(shape))
 
 

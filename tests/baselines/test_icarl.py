@@ -131,5 +131,6 @@ def test_a_temperature_that_is_not_positive_is_refused(batch, temperature):
 def test_a_teacher_that_does_not_fit_the_student_is_refused(batch, shape):
     with pytest.raises(ConfigurationError) as caught:
         knowledge_distillation(batch[0], torch.zeros(shape), 2.0)
-    assert f"teacher_logits has {shape}" in str(caught.value)
-    assert "student_logits has the shape (4, 5)" in str(caught.value)
+    columns = f"teacher_logits has {shape[-1]} columns: must be 1 to 5"
+    shapes = f"student_logits has the shape (4, 5), teacher_logits has the shape {shape}: "
+    assert str(caught.value).startswith(columns if shape in [(4, 6), (4, 0)] else shapes)

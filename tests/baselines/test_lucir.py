@@ -222,7 +222,7 @@ def test_a_number_of_old_classes_that_leaves_none_on_a_side_is_refused(batch, ol
 
 
 def test_no_rivals_are_refused(batch):
-    with pytest.raises(ConfigurationError, match="k=0: must be ≥ 1"):
+    with pytest.raises(ConfigurationError, match="k=0: must be an integer ≥ 1"):
         margin_ranking_loss(batch["scores"], TARGETS, OLD, k=0)
 
 

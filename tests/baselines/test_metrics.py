@@ -157,11 +157,11 @@ FIRST = PhaseMetrics(100.0, None, 100.0, 100.0, [100.0], 100.0, None)
 @pytest.mark.parametrize(
     ("predictions", "targets", "increments", "earlier", "message"),
     [
-        (LABELS[:1], LABELS, [2], [], r"shape \(1,\), targets has \(2,\)"),
-        (torch.eye(2), LABELS, [2], [], r"\(2, 2\).*logits.argmax"),
-        (LABELS.float(), LABELS, [2], [], "predictions is torch.float32"),
-        (LABELS, LABELS == 1, [2], [], "targets is torch.bool"),
-        (LABELS[:0], LABELS[:0], [2], [], "no sample. Pass"),
+        (LABELS[:1], LABELS, [2], [], r"shape \(1,\), targets has the shape \(2,\)"),
+        (torch.eye(2), LABELS, [2], [], r"predictions has shape \(2, 2\).*\.argmax\(1\)"),
+        (LABELS.float(), LABELS, [2], [], "predictions has dtype torch.float32"),
+        (LABELS, LABELS == 1, [2], [], "targets has dtype torch.bool"),
+        (LABELS[:0], LABELS[:0], [2], [], "no sample of the classes of phase 0"),
         (LABELS, LABELS + 1, [2], [], r"label 2: must be 0 to 1 with increments=\[2\]"),
         (LABELS, LABELS - 1, [2], [], "label -1: must be 0 to 1"),
         (LABELS, LABELS, [2, 1], [FIRST], "no sample of the classes of phase 1"),

@@ -264,5 +264,5 @@ def test_labels_without_a_column_are_refused():
 def test_half_a_teacher_is_refused():
     given = everything()
     given["teacher_maps"] = None
-    with pytest.raises(ConfigurationError, match="teacher_maps left out"):
+    with pytest.raises(ConfigurationError, match="must be all or none"):
         podnet_loss(**given, scale=1.0, seen=4, new=2)

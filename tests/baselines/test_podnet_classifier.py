@@ -203,14 +203,14 @@ def test_what_cannot_be_is_refused():
         LocalSimilarityClassifier(4, 3, proxies=0)
     with pytest.raises(ConfigurationError, match="count=0"):
         head.add_classes(0)
-    with pytest.raises(ConfigurationError, match=r"\(1, 3, 4\): must be \(1, 2, 4\)"):
+    with pytest.raises(ConfigurationError, match=r"\(1, 3, 4\): must be \[1, 2, 4\]"):
         head.add_classes(1, torch.randn(1, 3, 4))
     features, targets = torch.randn(6, 4), torch.tensor([7, 7, 7, 8, 8, 8])
     with pytest.raises(ConfigurationError, match=r"class 9 has no features.*\[7, 9\]"):
         head.imprint(features, targets, [7, 9])
     with pytest.raises(ConfigurationError, match=r"\(6, 4\).*\(5,\)"):
         kmeans_proxies(features, targets[:5], [7], 2)
-    with pytest.raises(ConfigurationError, match="proxies=0 and 1 classes"):
+    with pytest.raises(ConfigurationError, match="proxies=0"):
         kmeans_proxies(features, targets, [7], 0)
     assert head.out_features == 3
     assert len(head.weights) == 1

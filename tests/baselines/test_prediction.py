@@ -153,9 +153,9 @@ def test_means_of_another_network_or_without_labels_are_refused(features):
     classes, means = class_means(features, TARGETS)
     with pytest.raises(ConfigurationError, match=r"features has the shape \(7, 2\).*\(3, 3\)"):
         nearest_mean(features[:, :2], classes, means)
-    with pytest.raises(ConfigurationError, match=r"classes has the shape \(2,\) for 3 means"):
+    with pytest.raises(ConfigurationError, match=r"classes has the shape \(2,\), .* \(3, 3\)"):
         nearest_mean(features, classes[:2], means)
-    with pytest.raises(ConfigurationError, match=r"classes has the shape \(0,\) for 0 means"):
+    with pytest.raises(ConfigurationError, match="means is empty"):
         nearest_mean(features, classes[:0], means[:0])
 
 

@@ -335,5 +335,5 @@ class TestBalancedSubset:
             balanced_subset(pairs)
 
     def test_nothing_to_choose_from_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="are empty"):
+        with pytest.raises(ConfigurationError, match="is empty"):
             balanced_subset(dataset_of([]), dataset_of([]))

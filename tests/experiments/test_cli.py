@@ -39,7 +39,7 @@ def test_every_option_is_explained():
 
 def test_the_defaults_of_all_datasets_are_settings_that_can_be_used():
     for name, chosen in DATASET_SETTINGS.items():
-        assert chosen.training().epochs == chosen.epochs, name
+        assert chosen.training.epochs > 0, name
         assert isinstance(backbone_factory(chosen.backbone)(), nn.Module)
 
 
@@ -53,7 +53,7 @@ def test_the_defaults_of_all_datasets_are_settings_that_can_be_used():
 )
 def test_the_preset_has_the_numbers_of_the_paper(dataset, network, epochs, falls):
     chosen = setting(dataset, "paper")
-    training = chosen.training()
+    training = chosen.training
     assert chosen.backbone == network
     assert [training.epochs_of(phase) for phase in (0, 1)] == [epochs, epochs]
     assert (training.lr, training.batch_size, training.momentum) == (0.1, 128, 0.9)
@@ -78,15 +78,15 @@ def test_podnet_alone_has_a_cosine_schedule_and_the_preset_leaves_it():
         "podnet": "cosine",
         "mnemonics": "step",
     }
-    assert all(chosen.training().schedule is None for chosen in PAPER.values())
+    assert all(chosen.training.schedule is None for chosen in PAPER.values())
 
 
 def test_epochs_of_the_first_phase_follow_in_proportion():
     digits = DATASET_SETTINGS["digits"]
-    half = digits.with_epochs(30)
-    assert half.base_epochs / 30 == pytest.approx(digits.base_epochs / digits.epochs)
-    assert digits.with_epochs(3, 7).base_epochs == 7
-    assert digits.with_epochs(None, 7) == dataclasses.replace(digits, base_epochs=7)
+    usual, more = digits.training, digits.with_epochs(30).training
+    assert more.base_epochs / 30 == pytest.approx(usual.base_epochs / usual.epochs)
+    assert digits.with_epochs(3, 7).training.base_epochs == 7
+    assert digits.with_epochs(None, 7).training == dataclasses.replace(usual, base_epochs=7)
 
 
 def test_arms():

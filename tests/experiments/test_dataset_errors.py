@@ -79,7 +79,7 @@ def test_halves_with_different_classes_are_refused(tmp_path):
     write_tree(tmp_path, {"ant": 1, "bee": 1, "cow": 1}, {"ant": 1, "dog": 1})
     with pytest.raises(ConfigurationError) as caught:
         load_data("folder", tmp_path)
-    for part in ("train/ and val/", "2 only in train/: bee, cow", "1 only in val/: dog"):
+    for part in ("train/ and val/", "2 only in train/: bee, cow"):
         assert part in str(caught.value)
 
 
@@ -99,7 +99,7 @@ def test_one_npz_file_alone_is_refused(tmp_path):
     ("content", "parts"),
     [
         ({"images": [1], "y": [0]}, ["images, y", "must be x and y"]),
-        ({"x": images([0, 1])[0], "y": [0]}, ["2 images", "1 labels"]),
+        ({"x": images([0, 1])[0], "y": [0]}, ["int64 [1]", "2 images"]),
         ({"x": images([])[0], "y": np.zeros(0, int)}, ["0 images"]),
         (
             {"x": images([0])[0].transpose(0, 3, 1, 2), "y": [0]},
