@@ -11,6 +11,7 @@ import argparse
 import csv
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,12 +143,12 @@ def arms_table(some: Sequence[Finished], runs: dict[Planned, Finished]) -> str:
         own = [run for run in some if run.planned.arm == arm]
         costs = [cost_of(run) for run in own]
         lacking = [intransigence(run, runs) for run in own]
-        known = [value for value in lacking if value is not None]
+        known = [value for value in lacking if value is not None] or [math.nan]
         rows.append(
             [
                 ARMS[arm].label,
                 *(f"{fmean(run.value(name) for run in own):.2f}" for name in names),
-                f"{fmean(known):.2f}" if len(known) == len(own) else "–",
+                "–" if math.isnan(known[0]) else f"{fmean(known):.2f}",
                 f"{costs[0].learnable / 1000:.0f}K",
                 f"{costs[0].parameters / 1000:.0f}K",
                 f"{costs[0].memory / MB:.2f}",
@@ -179,7 +180,8 @@ def pairs_table(some: Sequence[Finished], pairs: Sequence[Pair]) -> str:
                 rows.append([words, method, protocol, seeds, *differences(both)])
         if len({one.planned.method for one, _ in pooled}) > 1:
             protocols = ", ".join(dict.fromkeys(one.planned.protocol for one, _ in pooled))
-            rows.append([words, "pooled", protocols, f"{len(pooled)} pairs", *differences(pooled)])
+            _, *mean = differences(pooled)
+            rows.append([words, "pooled", protocols, f"{len(pooled)} pairs", "", *mean])
     if not rows:
         return "No pair of runs is finished."
     header = ["difference", "method", "phases", "seeds", "average, by seed", "mean"]
@@ -231,6 +233,8 @@ class Section:
     methods: Sequence[str] = tuple(METHODS)
     protocols: Sequence[str] = ("N5",)
     orders: Sequence[int] = (PAPER_ORDER,)
+    picture: str = ""
+    """Part of the names of its accuracy curves; none are drawn without it."""
 
     def runs(self, finished: dict[Planned, Finished]) -> list[Finished]:
         """Arms in the order of the section, seeds in their own."""
@@ -266,6 +270,7 @@ SECTIONS = [
         MAIN,
         GAINS,
         orders=(PAPER_ORDER, 2),
+        picture="gain",
     ),
     Section(
         "Equal compute, equal memory",
@@ -286,6 +291,7 @@ SECTIONS = [
             ("all_all", "plain"),
         ],
         methods=BOTH,
+        picture="controls",
     ),
     Section(
         "More phases",
@@ -296,6 +302,7 @@ SECTIONS = [
         GAINS,
         methods=BOTH,
         protocols=("N5", "N10", "N25"),
+        picture="phases",
     ),
     Section(
         "Blocks and stems",
@@ -304,6 +311,7 @@ SECTIONS = [
         ("plain", "learned", "fixed", "all_all", *BLOCKS),
         [(arm, "learned") for arm in ("fixed", "all_all", *BLOCKS)],
         methods=("lucir",),
+        picture="blocks",
     ),
     Section(
         "Another class order",
@@ -320,6 +328,7 @@ SECTIONS = [
         [("learned", "plain"), ("update_base", "plain"), ("update_base", "learned")],
         methods=BOTH,
         protocols=("scratch",),
+        picture="scratch",
     ),
     Section(
         "The official update",
@@ -357,7 +366,8 @@ def section_text(section: Section, finished: dict[Planned, Finished], output: Pa
             if own:
                 title = f"**{method}, {PROTOCOLS[protocol].label}**"
                 parts += [title, arms_table(own, finished)]
-                parts.append(draw_accuracy(own, section, output))
+                if section.picture:
+                    parts.append(draw_accuracy(own, section.picture, output))
     return "\n\n".join(parts)
 
 
@@ -365,17 +375,23 @@ def state_text(finished: dict[Planned, Finished]) -> str:
     """Which runs are finished and which are not."""
     missing = [f"`{planned.name}`" for planned in PLAN if planned not in finished]
     text = f"{len(finished)} of {len(PLAN)} planned runs are finished."
-    return text + (f" Not yet, or not at all: {', '.join(missing)}." if missing else "")
+    if missing:
+        text += f" Not yet, or not at all: {', '.join(missing)}."
+    joint = [run for planned, run in finished.items() if planned.method == "joint"]
+    if joint:
+        averages = ", ".join(f"{run.value('average'):.2f}" for run in joint)
+        text += f" Joint training, by head, has an average of {averages}."
+    return text
 
 
 # -- pictures ------------------------------------------------------------------------------------
 
 
-def draw_accuracy(own: Sequence[Finished], section: Section, output: Path) -> str:
+def draw_accuracy(own: Sequence[Finished], words: str, output: Path) -> str:
     """The accuracy over the phases; returns the line that shows it."""
     planned = own[0].planned
-    words = section.title.lower().replace(",", "").replace(" ", "_")
-    name = f"evidence_{words}_{planned.method}_{planned.protocol}.png"
+    phases = "" if planned.protocol == words else f"_{planned.protocol}"
+    name = f"evidence_{words}_{planned.method}{phases}.png"
     title = f"{planned.method}, {PROTOCOLS[planned.protocol].label}"
     plot_accuracy([run.result for run in own], output / name, rule=own[0].rule, title=title)
     return f"![{title}]({name})"
