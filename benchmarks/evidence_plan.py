@@ -1,0 +1,149 @@
+"""The runs behind benchmarks/evidence.md, as data: which there are, and in which order they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+PAPER_ORDER = 1993
+"""The seed of the paper's class order."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How one run of a method differs from another."""
+
+    label: str
+    aanets: dict[str, Any] | None = None
+    """Options of `AANets`; None for the plain network."""
+    epochs: float = 1.0
+    """Times the epochs of each later phase."""
+    memory: str = "equal"
+    """Exemplars: "equal", "strict" (less by the extra parameters), or "more" (more by them)."""
+
+
+ARMS = {
+    "plain": Arm("plain"),
+    "learned": Arm("AANets, learned α", {}),
+    "fixed": Arm("AANets, fixed α", {"alpha_lr": 0.0}),
+    # An epoch with learned α takes 2.1 to 2.3 times the time of a plain one, with fixed α 2.0.
+    "compute": Arm("plain, equal compute", epochs=2.2),
+    "memory": Arm("plain, equal memory", memory="more"),
+    "strict": Arm("AANets, strict budget", {}, memory="strict"),
+    "all_all": Arm("all + all, fixed α", {"blocks": ("all", "all"), "alpha_lr": 0.0}),
+    "all_frozen": Arm("all + frozen", {"blocks": ("all", "frozen")}),
+    "scaling_frozen": Arm("scaling + frozen", {"blocks": ("scaling", "frozen")}),
+    "scaling": Arm("scaling alone", {"blocks": ("scaling",)}),
+    "stem_plastic": Arm("stem plastic", {"stem": "plastic"}),
+    "stem_paired": Arm("stem paired", {"stem": "paired"}),
+    "imbalanced": Arm("α on imbalanced data", {"balanced": False}),
+    "update_base": Arm("AANets, update_base", {"update_base": True}),
+    "official": Arm("AANets, official update", {"official": True}),
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Which classes come when."""
+
+    label: str
+    base_classes: int
+    phases: int
+    epochs: float = 1.0
+    """Times the epochs of each later phase."""
+
+    @property
+    def increments(self) -> list[int]:
+        first = [self.base_classes] if self.base_classes else []
+        return first + [(100 - self.base_classes) // self.phases] * self.phases
+
+
+PROTOCOLS = {
+    "N5": Protocol("50 classes, then 5 phases of 10", 50, 5),
+    "N10": Protocol("50 classes, then 10 phases of 5", 50, 10),
+    "N25": Protocol("50 classes, then 25 phases of 2", 50, 25),
+    # Without a large first phase the later ones have to learn the features, so they are longer.
+    "scratch": Protocol("10 phases of 10 classes", 0, 10, epochs=3.0),
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run."""
+
+    method: str
+    arm: str = "plain"
+    protocol: str = "N5"
+    seed: int = 0
+    order: int = PAPER_ORDER
+
+    @property
+    def name(self) -> str:
+        parts = [self.method, self.arm, self.protocol, f"seed{self.seed}"]
+        return "-".join(parts + ([f"order{self.order}"] if self.order != PAPER_ORDER else []))
+
+    @property
+    def phases(self) -> int:
+        return len(PROTOCOLS[self.protocol].increments)
+
+    @property
+    def first_phase(self) -> tuple[Any, ...]:
+        """Runs for which this is equal have the same network after the first phase."""
+        head = "proxies" if self.method == "podnet" else "cosine"
+        return head, PROTOCOLS[self.protocol].increments[0], self.seed, self.order
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that answer one question."""
+
+    title: str
+    runs: list[Planned] = field(default_factory=list)
+
+
+BOTH = ("icarl", "lucir")
+SEEDS = (0, 1)
+MAIN = ("plain", "learned", "fixed")
+CONTROLS = ("plain", "learned", "compute", "memory", "strict", "fixed", "all_all")
+BLOCKS = ("all_frozen", "scaling_frozen", "scaling", "stem_plastic", "stem_paired", "imbalanced")
+
+GROUPS = [
+    Group(
+        "Controls",
+        [Planned(m, arm, seed=seed) for seed, m, arm in product(SEEDS, BOTH, CONTROLS)],
+    ),
+    Group(
+        "More phases",
+        [
+            Planned(m, arm, protocol, seed)
+            for seed, protocol, m, arm in product(SEEDS, ("N10", "N25"), BOTH, MAIN)
+        ],
+    ),
+    Group(
+        "Blocks and stems",
+        [Planned("lucir", arm, seed=seed) for seed, arm in product(SEEDS, BLOCKS)],
+    ),
+    Group(
+        "Another class order, and the other methods",
+        [Planned(m, arm, seed=2, order=2) for m, arm in product(BOTH, MAIN)]
+        + [
+            Planned(m, arm, seed=seed, order=2 if seed == 2 else PAPER_ORDER)
+            for seed, m, arm in product((1, 2, 0), ("podnet", "mnemonics"), MAIN)
+        ],
+    ),
+    Group(
+        "From scratch",
+        [
+            Planned(m, arm, "scratch", seed)
+            for seed, m, arm in product(SEEDS, BOTH, ("plain", "learned", "update_base"))
+        ],
+    ),
+    Group("The official update", [Planned("lucir", "official")]),
+    Group(
+        "Joint training, the reference of intransigence", [Planned("joint", seed=s) for s in SEEDS]
+    ),
+]
+
+PLAN = [run for group in GROUPS for run in group.runs]
+"""All runs, the most important first."""
