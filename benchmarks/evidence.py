@@ -29,8 +29,9 @@ from accuracy import Setting
 from allocator import keep_memory
 from evidence_plan import ARMS, PLAN, PROTOCOLS, Planned
 
-from aanets_plugin.baselines.methods import METHODS, Joint
+from aanets_plugin.baselines import METHODS, Joint
 from aanets_plugin.budget import MemoryBudget
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.datasets import load_data, scenarios
@@ -57,7 +58,7 @@ def prepare(setting: Setting, planned: Planned) -> Run:
         data,
         base_classes=protocol.base_classes,
         phases=protocol.phases,
-        order=paper_order("cifar100", data.classes, planned.order),
+        order=paper_order(data.classes, planned.order),
     )
     epochs = round(setting.epochs * protocol.epochs * arm.epochs)
     run = Run(
@@ -75,7 +76,7 @@ def prepare(setting: Setting, planned: Planned) -> Run:
         progress=False,
     )
     source = first_phase_folder(setting.runs, planned)
-    if source is not None and not run.learned.rows:
+    if source is not None and not run.state.rows:
         run.base = load_first_phase(source, run.base_config)
     return run
 
@@ -211,7 +212,7 @@ def is_finished(keep: Path, run: Planned) -> bool:
 
 def is_possible(run: Planned) -> bool:
     """Whether this version of the code has the options that the run needs."""
-    known = {field.name for field in dataclasses.fields(AANets)}
+    known = {"alpha_lr", *(field.name for field in dataclasses.fields(AANetConfig))}
     return set(ARMS[run.arm].aanets or {}) <= known
 
 

@@ -22,10 +22,10 @@ from evidence_plan import ARMS, BLOCKS, BOTH, CONTROLS, MAIN, PAPER_ORDER, PLAN,
 from matplotlib.figure import Figure
 
 from aanets_plugin import AlphaRecord, convert_to_aanet, profile
-from aanets_plugin.baselines import CifarResNet
-from aanets_plugin.baselines.lifecycle import build
-from aanets_plugin.baselines.methods import METHODS, Joint
-from aanets_plugin.experiments.results import RULES, Result, interval, plot_accuracy, signed
+from aanets_plugin.baselines import METHODS, CifarResNet, Joint
+from aanets_plugin.baselines.lifecycle import build_network
+from aanets_plugin.experiments.accuracy_plot import plot_accuracy
+from aanets_plugin.experiments.results import RULES, Result, interval, signed
 from aanets_plugin.plots import plot_alpha
 
 MB = 2**20
@@ -105,7 +105,7 @@ def read_alpha(file: Path) -> list[AlphaRecord]:
 def cost(method: str, blocks: tuple[str, ...] | None, stem: str, exemplars: int) -> Any:
     """Parameters and memory after the last phase."""
     kind = METHODS[method]()
-    net = build(lambda: CifarResNet(3, CLASSES), kind, CLASSES, SHAPE)
+    net = build_network(lambda: CifarResNet(3, CLASSES), kind, CLASSES, SHAPE)
     if blocks is not None:
         convert_to_aanet(net.backbone, blocks=blocks, stem=stem)
     return profile(net, SHAPE, exemplars=exemplars * CLASSES)
