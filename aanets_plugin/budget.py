@@ -1,7 +1,5 @@
 """Parameters, FLOPs and memory of a network, and the strict memory budget of the paper."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

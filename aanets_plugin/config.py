@@ -1,7 +1,5 @@
 """AANetConfig: every option of the architecture and of α, with its default and its check."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

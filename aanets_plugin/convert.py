@@ -3,8 +3,6 @@
 The conversion checks everything and builds all new modules before it changes the model.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Labels are read as a dataset stores them, before any `target_transform`. If thos
 classes to balance, pass `targets=`. Indices are returned as int64 tensors on the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """fold: a copy for inference, with φ multiplied in and BatchNorm fused into convolutions."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections import Counter

@@ -4,8 +4,6 @@ State of a `CosineLinear`: `weight`, `sigma`. State of a `SplitCosineLinear`: `s
 (old classes), `fc2.weight` (new classes).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

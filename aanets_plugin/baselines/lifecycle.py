@@ -3,8 +3,6 @@
 Herding is `aanets_plugin.herd_classes`; prediction by the nearest mean is in `prediction.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """LUCIR (Hou et al. 2019): its losses, the imprinting of new class weights, and the method."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import ClassVar

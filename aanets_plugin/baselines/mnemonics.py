@@ -17,8 +17,6 @@ network is fine-tuned on the exemplars alone, which are class-balanced:
 Images are inputs of the network, that is, normalized; `bounds` are in the same scale.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 No gradient flows into any argument called `teacher_…`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

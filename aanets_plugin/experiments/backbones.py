@@ -1,7 +1,5 @@
 """Backbones by name: ours, torchvision's and timm's."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from functools import partial

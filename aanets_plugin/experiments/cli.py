@@ -1,7 +1,5 @@
 """main: the command line that compares a method with and without AANets."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """compare: a method with and without AANets, with the same seeds and the same first phase."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

@@ -6,8 +6,6 @@
 An invalid name, path, file or split raises a `ConfigurationError` here, before any training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 The interval in `paired_table` needs scipy.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

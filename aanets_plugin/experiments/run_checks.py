@@ -1,7 +1,5 @@
 """Checks of a run's network and memory before anything is trained."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from aanets_plugin.adapters.continuum.phases import Phases

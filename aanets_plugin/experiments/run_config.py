@@ -1,7 +1,5 @@
 """The settings of a run as JSON, and the part of them that its first phase depends on."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -5,8 +5,6 @@ fine-tune, measure, save. Random numbers depend on the seed, the phase and the e
 checkpoint need not store their state, and a resumed run is bit-identical.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from pathlib import Path

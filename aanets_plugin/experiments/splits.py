@@ -1,7 +1,5 @@
 """How many classes each phase has, and the paper's class order."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from aanets_plugin.checks import integer, positive

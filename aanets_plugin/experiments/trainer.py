@@ -1,7 +1,5 @@
 """Passes over data with Accelerate: training, features, the batches of α."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

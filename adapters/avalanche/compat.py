@@ -1,7 +1,5 @@
 """Fixes for Avalanche 0.6: current torch versions, and parameters that are added later."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping

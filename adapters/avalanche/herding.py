@@ -1,7 +1,5 @@
 """HerdedBuffer: an Avalanche storage policy that selects exemplars by herding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

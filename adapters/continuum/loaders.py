@@ -1,7 +1,5 @@
 """balanced_loader: class-balanced data for α from a task set and a rehearsal memory."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Continuum's rehearsal memory: herding, saved state, and images that a method has learned."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
