@@ -46,9 +46,6 @@ def convert_to_aanet(
         stages: Dotted names of the stages in forward order. Default: found by `find_stages`.
         alpha: Initial aggregation weights, one per branch, that sum to one. Default: equal weights.
 
-    Returns:
-        The same model.
-
     Example:
         >>> from torchvision.models import resnet18
         >>> model = convert_to_aanet(resnet18())

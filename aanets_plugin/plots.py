@@ -23,15 +23,12 @@ def plot_alpha(
 ) -> Any:
     """Plot α over the updates of all phases, one panel per level (the paper's Figure 4).
 
-    Vertical lines mark the starts of phases.
+    Vertical lines mark the starts of phases. Returns the matplotlib figure.
 
     Args:
         history: `BilevelStrategy.history`.
         path: Where to save the figure, if anywhere.
         smoothing: Weight of the previous value in a running mean, in [0, 1). The paper uses 0.8.
-
-    Returns:
-        The matplotlib figure.
     """
     if not history:
         raise ConfigurationError(

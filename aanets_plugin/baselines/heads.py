@@ -99,12 +99,8 @@ def grow_cosine(
     or random. All parameters of the new head require a gradient.
 
     Example:
-        >>> grow_cosine(CosineLinear(64, 50), 10)
-        SplitCosineLinear(
-          in_features=64, out_features=60
-          (fc1): CosineScores(in_features=64, out_features=50)
-          (fc2): CosineScores(in_features=64, out_features=10)
-        )
+        >>> grow_cosine(CosineLinear(64, 50), 10).weight.shape
+        torch.Size([60, 64])
     """
     if not isinstance(head, (CosineLinear, SplitCosineLinear)):
         raise ConfigurationError(

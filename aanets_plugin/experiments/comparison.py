@@ -83,7 +83,8 @@ def compare(
     """Run every arm with every seed and write a common report.
 
     The settings of all arms are checked before the first one is trained. An arm that would train
-    the same network in the first phase as the first arm takes it over from there.
+    the same network in the first phase as the first arm takes it over from there. Returns the
+    results, all arms of the first seed first.
 
     Args:
         arms: the arms by name, as `arms_of` returns them.
@@ -93,9 +94,6 @@ def compare(
         notes: lines for the summary.
         train, test, backbone, memory, training, resume, accelerator, tensorboard, progress,
             command: as in `run`.
-
-    Returns:
-        The results, all arms of the first seed first.
 
     Example::
 
