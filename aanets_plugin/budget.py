@@ -168,7 +168,6 @@ def _checked_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
 def _short(count: int) -> str:
     for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
-            return (
-                f"{count / size:.3g}{unit}" if count < 100 * size else f"{count / size:.0f}{unit}"
-            )
+            digits = ".3g" if count < 100 * size else ".0f"
+            return f"{count / size:{digits}}{unit}"
     return str(count)
