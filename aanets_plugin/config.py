@@ -22,9 +22,8 @@ class AANetConfig:
     adapters and the command line take their options and defaults from here.
 
     Example:
-        >>> config = AANetConfig(blocks=("all", "frozen"), lr=0.1)
-        >>> config.conversion["blocks"], config.lr
-        (('all', 'frozen'), 0.1)
+        >>> AANetConfig(blocks=("all", "frozen")).conversion["blocks"]
+        ('all', 'frozen')
         >>> AANetConfig(official=True).lr
         1e-08
     """

@@ -24,12 +24,9 @@ def plot_alpha(
 ) -> Any:
     """Plot α over the updates of all phases, one panel per level (the paper's Figure 4).
 
-    Vertical lines mark the starts of phases. Returns the matplotlib figure.
-
-    Args:
-        history: `BilevelStrategy.history`.
-        path: Where to save the figure, if anywhere.
-        smoothing: Weight of the previous value in a running mean, in [0, 1). The paper uses 0.8.
+    `history` is that of a BilevelStrategy. Vertical lines mark the starts of phases. `smoothing` is
+    the weight of the previous value in a running mean, in [0, 1); the paper uses 0.8. Returns the
+    matplotlib figure, which is also saved to `path`, if given.
     """
     if not history:
         raise ConfigurationError(

@@ -125,10 +125,6 @@ def grow_linear(head: nn.Linear, new_classes: int) -> nn.Linear:
     """Return a `torch.nn.Linear` with `new_classes` more outputs. `head` itself does not change.
 
     The first rows are copies of `head`'s; the new rows have torch's default initialization.
-
-    Example:
-        >>> grow_linear(nn.Linear(64, 50), 10)
-        Linear(in_features=64, out_features=60, bias=True)
     """
     if not isinstance(head, nn.Linear):
         raise ConfigurationError(

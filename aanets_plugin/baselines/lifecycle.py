@@ -54,8 +54,7 @@ def features_of(
 ) -> Features:
     """Compute the features of batches `(x, y, …)` in eval mode; the results are on the CPU.
 
-    With `flip=True`, also compute the features of the mirrored images. `gather` collects the
-    tensors of a batch from all processes.
+    `flip=True` also computes those of mirrored images. `gather` collects a batch from all processes.
     """
     device = next(net.parameters()).device
     columns: list[list[Tensor]] = [[], [], []]

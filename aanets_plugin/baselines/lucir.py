@@ -8,12 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aanets_plugin.baselines.heads import (
-    CosineLinear,
-    CosineMethod,
-    SplitCosineLinear,
-    grow_cosine,
-)
+from aanets_plugin.baselines.heads import CosineLinear, CosineMethod, SplitCosineLinear, grow_cosine
 from aanets_plugin.baselines.method import Output
 from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.baselines.prediction import class_means

@@ -40,18 +40,12 @@ def arms_of(
     fixed_alpha: bool = False,
     upper_bound: bool = False,
 ) -> dict[str, Arm]:
-    """The usual arms of a comparison by name.
+    """The usual arms of a comparison by name. The arm "plain" is `method` without AANets.
 
     Args:
-        method: the method to compare with itself.
         aanets: adds the arm "learned" with these options; None: the plain network alone.
         fixed_alpha: adds the arm "fixed", in which α keeps its initial weights.
         upper_bound: adds the arm "joint", which trains on all data seen so far.
-
-    Example:
-        >>> from aanets_plugin.baselines import LUCIR
-        >>> list(arms_of(LUCIR(), AANetConfig(), fixed_alpha=True))
-        ['plain', 'learned', 'fixed']
     """
     arms = {PLAIN: Arm(method)}
     if aanets is not None:
