@@ -54,7 +54,7 @@ def features_of(
 ) -> Features:
     """Compute the features of batches `(x, y, …)` in eval mode; the results are on the CPU.
 
-    `flip=True` also computes those of mirrored images. `gather` collects a batch from all processes.
+    `flip=True` also computes those of mirrored images. `gather` joins a batch of all processes.
     """
     device = next(net.parameters()).device
     columns: list[list[Tensor]] = [[], [], []]
