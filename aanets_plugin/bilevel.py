@@ -126,10 +126,7 @@ class BilevelStrategy:
 
     @classmethod
     def official(cls, model: nn.Module, **options: Any) -> BilevelStrategy:
-        """Return a strategy that updates α exactly as the authors' code does.
-
-        See `aanets_plugin.official.OfficialBilevel`.
-        """
+        """Return an `OfficialBilevel`, which updates α exactly as the authors' code does."""
         from aanets_plugin.official import OfficialBilevel
 
         return OfficialBilevel(model, **options)
@@ -164,14 +161,12 @@ class BilevelStrategy:
         """Update α once on all batches of `balanced_loader`; call this after each epoch.
 
         In the base phase there is no α, and only the epoch is counted. If α cannot change (`lr=0`,
-        or a single branch), its value is recorded and the loader is not read.
+        or a single branch), its value is recorded and the loader is not read. Returns the balanced
+        loss before the update, or None if there was no update.
 
         Args:
             balanced_loader: A loader over balanced data, or a function that returns one. The
                 function is called only if α is updated.
-
-        Returns:
-            The balanced loss before the update, or None if there was no update.
         """
         self._require_phase("after_epoch")
         loss = None
@@ -234,13 +229,8 @@ class BilevelStrategy:
             with bilevel.attach(balanced_loader, every=len(train_loader)):
                 their_train(model)
 
-        Without `with`, the hook is removed by `detach()` or at the end of the phase.
-
-        Args:
-            balanced_loader: A loader over balanced data, or a function that returns one.
-            every: Optimizer steps per epoch.
-            optimizer: The optimizer whose steps are counted. Default: every optimizer in the
-                process.
+        Without `with`, the hook is removed by `detach()` or at the end of the phase. The steps of
+        `optimizer` are counted; default: of every optimizer in the process.
         """
         self._require_phase("attach")
         if self._attachment is not None:
