@@ -1,7 +1,5 @@
 """The gradient of the balanced loss with respect to α (Eq. 8). Nothing else is changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping

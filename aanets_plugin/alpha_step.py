@@ -1,7 +1,5 @@
 """From the gradient of α to the next α. The weights of a level stay in [0, 1] and sum to one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -126,10 +126,7 @@ class BilevelStrategy:
 
     @classmethod
     def official(cls, model: nn.Module, **options: Any) -> BilevelStrategy:
-        """Return a strategy that updates α exactly as the authors' code does.
-
-        See `aanets_plugin.official.OfficialBilevel`.
-        """
+        """Return an `OfficialBilevel`, which updates α exactly as the authors' code does."""
         from aanets_plugin.official import OfficialBilevel
 
         return OfficialBilevel(model, **options)
@@ -164,14 +161,12 @@ class BilevelStrategy:
         """Update α once on all batches of `balanced_loader`; call this after each epoch.
 
         In the base phase there is no α, and only the epoch is counted. If α cannot change (`lr=0`,
-        or a single branch), its value is recorded and the loader is not read.
+        or a single branch), its value is recorded and the loader is not read. Returns the balanced
+        loss before the update, or None if there was no update.
 
         Args:
             balanced_loader: A loader over balanced data, or a function that returns one. The
                 function is called only if α is updated.
-
-        Returns:
-            The balanced loss before the update, or None if there was no update.
         """
         self._require_phase("after_epoch")
         loss = None

@@ -1,7 +1,5 @@
 """Parameters, FLOPs and memory of a network, and the strict memory budget of the paper."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,13 +40,9 @@ class Profile:
 def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) -> Profile:
     """Count the parameters, FLOPs and memory of `model`.
 
-    BatchNorm statistics and α do not count, as in the paper. The model is run once, on zeros in
-    eval mode. It is not changed.
-
-    Args:
-        model: Any network.
-        input_shape: Shape of one input, (channels, height, width).
-        exemplars: Number of stored images, one byte per value.
+    BatchNorm statistics and α do not count, as in the paper. The model is run once, on zeros of
+    `input_shape` (channels, height, width) in eval mode. It is not changed. `exemplars` are stored
+    images, one byte per value.
 
     Example:
         >>> from aanets_plugin.baselines import resnet32
@@ -93,10 +87,8 @@ def profile_table(profiles: Mapping[str, Profile]) -> str:
 class MemoryBudget:
     """The strict memory budget: extra parameters are paid for with exemplars.
 
-    Args:
-        per_class: Exemplars per class of the plain network.
-        classes: Number of classes.
-        input_shape: Shape of one image, (channels, height, width).
+    `per_class` is the number of exemplars per class of the plain network, `input_shape` is
+    (channels, height, width).
 
     Example:
         >>> from aanets_plugin import convert_to_aanet
@@ -170,7 +162,6 @@ def _checked_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
 def _short(count: int) -> str:
     for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
-            return (
-                f"{count / size:.3g}{unit}" if count < 100 * size else f"{count / size:.0f}{unit}"
-            )
+            digits = ".3g" if count < 100 * size else ".0f"
+            return f"{count / size:{digits}}{unit}"
     return str(count)

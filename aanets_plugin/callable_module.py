@@ -1,7 +1,5 @@
 """Modules that can be called like the function that they are named after."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType

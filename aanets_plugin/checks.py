@@ -1,7 +1,5 @@
 """Argument validation."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

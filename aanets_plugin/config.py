@@ -1,7 +1,5 @@
 """AANetConfig: every option of the architecture and of α, with its default and its check."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -24,9 +22,8 @@ class AANetConfig:
     adapters and the command line take their options and defaults from here.
 
     Example:
-        >>> config = AANetConfig(blocks=("all", "frozen"), lr=0.1)
-        >>> config.conversion["blocks"], config.lr
-        (('all', 'frozen'), 0.1)
+        >>> AANetConfig(blocks=("all", "frozen")).conversion["blocks"]
+        ('all', 'frozen')
         >>> AANetConfig(official=True).lr
         1e-08
     """

@@ -3,8 +3,6 @@
 The conversion checks everything and builds all new modules before it changes the model.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -47,9 +45,6 @@ def convert_to_aanet(
             branch, and the first aggregation is after the first stage, as in the authors' code.
         stages: Dotted names of the stages in forward order. Default: found by `find_stages`.
         alpha: Initial aggregation weights, one per branch, that sum to one. Default: equal weights.
-
-    Returns:
-        The same model.
 
     Example:
         >>> from torchvision.models import resnet18

@@ -4,8 +4,6 @@ Labels are read as a dataset stores them, before any `target_transform`. If thos
 classes to balance, pass `targets=`. Indices are returned as int64 tensors on the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -167,16 +165,10 @@ def balanced_subset(
 def herd(features: torch.Tensor, k: int) -> torch.Tensor:
     """Choose `k` exemplars of one class by herding (iCaRL, Rebuffi et al. 2017, Algorithm 4).
 
-    Each next exemplar is the one that brings the mean of the chosen features closest to the class
-    mean. So the first m of k exemplars are what `herd(features, m)` returns. The arithmetic is
-    float64 on the CPU.
-
-    Args:
-        features: `[samples, dimensions]`, floating point. Rows are L2-normalized here.
-        k: Number of exemplars.
-
-    Returns:
-        Row indices, best first.
+    Returns their row indices, best first. Each next exemplar is the one that brings the mean of
+    the chosen features closest to the class mean. So the first m of k exemplars are what
+    `herd(features, m)` returns. `features` are `[samples, dimensions]`, floating point, and are
+    L2-normalized here. The arithmetic is float64 on the CPU.
 
     Example:
         >>> herd(torch.tensor([[0.0, 1.0], [3.0, 3.0], [2.0, 0.0]]), 2)

@@ -1,7 +1,5 @@
 """fold: a copy for inference, with φ multiplied in and BatchNorm fused into convolutions."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections import Counter
@@ -38,7 +36,8 @@ def fold(model: nn.Module) -> nn.Module:
             conv, rest = _last(source), _after_fusion(norm)
             involved = (source, conv, norm)
             once = all(uses[id(m)] == places[id(m)] == 1 for m in involved)
-            if once and rest is not None and _is_plain_conv(conv) and not _hooked(*involved):
+            hooked = any(m._forward_hooks or m._forward_pre_hooks for m in involved)
+            if once and rest is not None and _is_plain_conv(conv) and not hooked:
                 _fuse(conv, norm)
                 parent.set_submodule(norm_name, rest)
     return folded.eval().requires_grad_(False)
@@ -81,10 +80,6 @@ def _after_fusion(norm: nn.Module) -> nn.Module | None:
         return nn.Identity()
     rest = dict(norm.named_children())  # timm's BatchNormAct2d has dropout and activation
     return nn.Sequential(rest["drop"], rest["act"]) if set(rest) == {"drop", "act"} else None
-
-
-def _hooked(*modules: nn.Module) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 class _ShallowTracer(fx.Tracer):

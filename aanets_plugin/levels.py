@@ -12,8 +12,6 @@ In the base phase there is neither `branches.1` nor `alpha`. A shared stem keeps
 `conv1.branches.1.*`.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ After each balanced batch there is one SGD step with momentum and weight decay o
 reset in each phase, the gradient is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

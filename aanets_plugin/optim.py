@@ -1,7 +1,5 @@
 """Parameter groups for the optimizer of the lower level."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

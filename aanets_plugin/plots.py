@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,9 @@ def plot_alpha(
 ) -> Any:
     """Plot α over the updates of all phases, one panel per level (the paper's Figure 4).
 
-    Vertical lines mark the starts of phases.
-
-    Args:
-        history: `BilevelStrategy.history`.
-        path: Where to save the figure, if anywhere.
-        smoothing: Weight of the previous value in a running mean, in [0, 1). The paper uses 0.8.
-
-    Returns:
-        The matplotlib figure.
+    `history` is that of a BilevelStrategy. Vertical lines mark the starts of phases. `smoothing` is
+    the weight of the previous value in a running mean, in [0, 1); the paper uses 0.8. Returns the
+    matplotlib figure, which is also saved to `path`, if given.
     """
     if not history:
         raise ConfigurationError(
@@ -51,7 +46,8 @@ def plot_alpha(
         branches = len(records[0].weights)
         for branch in range(branches):
             color, label = _style(branch, branches)
-            values = _smooth([record.weights[branch] for record in records], smoothing)
+            weights = [record.weights[branch] for record in records]
+            values = list(accumulate(weights, lambda a, b: smoothing * a + (1 - smoothing) * b))
             axes.plot(range(1, len(values) + 1), values, color=color, label=label)
         for i in range(1, len(records)):
             if records[i].phase != records[i - 1].phase:
@@ -70,10 +66,3 @@ def _style(branch: int, branches: int) -> tuple[str | None, str]:
     if branch == branches - 1:
         return STABLE, r"stable $\alpha_\phi$"
     return None, f"branch {branch}"
-
-
-def _smooth(values: Sequence[float], share: float) -> list[float]:
-    smooth = [values[0]]
-    for value in values[1:]:
-        smooth.append(share * smooth[-1] + (1 - share) * value)
-    return smooth

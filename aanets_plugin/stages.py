@@ -1,7 +1,5 @@
 """Finds the residual stages and the stem of a network by its modules and their code."""
 
-from __future__ import annotations
-
 import dis
 import functools
 from collections.abc import Iterator

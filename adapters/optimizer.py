@@ -4,8 +4,6 @@ The number and order of the user's parameter groups never change, because learni
 and Avalanche rely on them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Collecting the outputs of a network's stages during its forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 Herding is `aanets_plugin.herd`. The nearest-mean classifier is in `prediction.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Joint training: the upper bound that the methods are compared with."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

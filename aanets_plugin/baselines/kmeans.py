@@ -1,7 +1,5 @@
 """k-means clustering."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Herding is `aanets_plugin.herd_classes`; prediction by the nearest mean is in `prediction.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,8 +54,7 @@ def features_of(
 ) -> Features:
     """Compute the features of batches `(x, y, …)` in eval mode; the results are on the CPU.
 
-    With `flip=True`, also compute the features of the mirrored images. `gather` collects the
-    tensors of a batch from all processes.
+    `flip=True` also computes those of mirrored images. `gather` joins a batch of all processes.
     """
     device = next(net.parameters()).device
     columns: list[list[Tensor]] = [[], [], []]

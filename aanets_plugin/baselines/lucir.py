@@ -1,7 +1,5 @@
 """LUCIR (Hou et al. 2019): its losses, the imprinting of new class weights, and the method."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import ClassVar
@@ -10,12 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aanets_plugin.baselines.heads import (
-    CosineLinear,
-    CosineMethod,
-    SplitCosineLinear,
-    grow_cosine,
-)
+from aanets_plugin.baselines.heads import CosineLinear, CosineMethod, SplitCosineLinear, grow_cosine
 from aanets_plugin.baselines.method import Output
 from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.baselines.prediction import class_means
@@ -98,14 +91,9 @@ def lucir_loss(
         >>> head, features = SplitCosineLinear(16, old=3, new=2), torch.randn(4, 16)
         >>> scores = head.scores(features)
         >>> loss = lucir_loss(
-        ...     head.sigma * scores,
-        ...     torch.tensor([0, 4, 2, 3]),
-        ...     scores=scores,
-        ...     features=features,
-        ...     teacher_features=torch.randn(4, 16),
-        ...     old=3,
+        ...     head.sigma * scores, torch.tensor([0, 4, 2, 3]), scores=scores, features=features,
+        ...     teacher_features=torch.randn(4, 16), old=3,
         ... )
-        >>> loss.backward()
     """
     loss = F.cross_entropy(logits, targets)
     if teacher_features is None:
@@ -120,12 +108,7 @@ def lucir_loss(
 
 
 def less_forget_weight(old: int, new: int, base: float = 5.0) -> float:
-    """λ = base · √(old / new). It grows with the number of old classes.
-
-    Example:
-        >>> less_forget_weight(old=40, new=10)
-        10.0
-    """
+    """λ = base · √(old / new). It grows with the number of old classes."""
     if old < 1 or new < 1:
         raise ConfigurationError(
             f"old={old!r}, new={new!r}: both must be ≥ 1. In the first phase there are no old "

@@ -1,7 +1,5 @@
 """Metrics after each phase: accuracies on groups of classes, their average, forgetting."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

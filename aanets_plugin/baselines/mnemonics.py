@@ -17,8 +17,6 @@ network is fine-tuned on the exemplars alone, which are class-balanced:
 Images are inputs of the network, that is, normalized; `bounds` are in the same scale.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -142,7 +140,7 @@ def refine_exemplars(
     """
     _check_exemplars(images, labels)
     check_positive(steps=steps, inner_steps=inner_steps, lr=lr, inner_lr=inner_lr)
-    _head_parameters(model, head)
+    _head_of(model, head)  # checks the names
     batch_size = len(images) if batch_size is None else batch_size
     if not 1 <= batch_size <= len(images):
         raise ConfigurationError(
@@ -195,7 +193,7 @@ def exemplar_gradient(
     on copies: the parameters, buffers, gradients and modes of `model` do not change. The arguments
     are those of `refine_exemplars`.
     """
-    names = _head_parameters(model, head)
+    _, names = _head_of(model, head)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     device = next(model.parameters()).device
@@ -243,7 +241,7 @@ def finetune_on_exemplars(
     """
     _check_exemplars(images, labels)
     check_positive(epochs=epochs, lr=lr, batch_size=batch_size)
-    names = set(_head_parameters(model, head))
+    modules, names = _head_of(model, head)
     others = [parameter for name, parameter in model.named_parameters() if name not in names]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     device = next(model.parameters()).device
@@ -254,7 +252,7 @@ def finetune_on_exemplars(
     with torch.enable_grad(), evaluating(model), requires_grad(others, False):
         optimizer = sgd(model, momentum, weight_decay)
         try:
-            for module in [model] if head is None else _modules(model, head):
+            for module in modules:
                 module.train()
             for _ in range(epochs):
                 order = permutation(len(images), generator)
@@ -270,30 +268,27 @@ def finetune_on_exemplars(
     return total / len(images)
 
 
-def _modules(model: nn.Module, head: str | Sequence[str]) -> list[nn.Module]:
-    modules = dict(model.named_modules())
-    names = [head] if isinstance(head, str) else list(head)
-    unknown = [name for name in names if name not in modules]
-    if unknown or not names:
+def _head_of(
+    model: nn.Module, head: str | Sequence[str] | None
+) -> tuple[list[nn.Module], list[str]]:
+    """Return the modules to fine-tune, and the names of their parameters that learn."""
+    known = dict(model.named_modules())  # the model itself has the name ""
+    names = [head or ""] if head is None or isinstance(head, str) else list(head)
+    if not names or not known.keys() >= set(names):
         children = ", ".join(name for name, _ in model.named_children())
         raise ConfigurationError(
             f"head={head!r}: must name modules of the {type(model).__name__}. Its children are "
             f"{children}. Pass dotted names, or None for the whole network."
         )
-    return [modules[name] for name in names]
-
-
-def _head_parameters(model: nn.Module, head: str | Sequence[str] | None) -> list[str]:
-    """Return the names of the parameters in these modules that require a gradient."""
-    modules = [model] if head is None else _modules(model, head)
+    modules = [known[name] for name in names]
     inside = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
-    names = [name for name, p in model.named_parameters() if id(p) in inside]
-    if not names:
+    learning = [name for name, p in model.named_parameters() if id(p) in inside]
+    if not learning:
         raise ConfigurationError(
             f"head={head!r}: nothing learns there. Pass modules with parameters that require a "
             f"gradient."
         )
-    return names
+    return modules, learning
 
 
 def _check_exemplars(images: Tensor, labels: Tensor) -> None:

@@ -1,7 +1,5 @@
 """The network of the methods: a backbone that computes features, and a head that grows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 No gradient flows into any argument called `teacher_…`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -164,12 +162,7 @@ def pod_flat(features: Tensor, teacher_features: Tensor) -> Tensor:
 
 
 def pod_scale(seen: int, new: int) -> float:
-    """√(seen / new), the factor on both distillation losses. `seen` includes the new classes.
-
-    Example:
-        >>> pod_scale(seen=60, new=15)
-        2.0
-    """
+    """√(seen / new), the factor on both distillation losses. `seen` includes the new classes."""
     if not 1 <= new <= seen:
         raise ConfigurationError(
             f"seen={seen} and new={new} classes: must be 1 ≤ new ≤ seen. The classes seen include "
@@ -298,14 +291,11 @@ def kmeans_proxies(
     norm: float = 1.0,
     iterations: int = 100,
 ) -> Tensor:
-    """k-means centres of the L2-normalized features of each class.
+    """k-means centres of the L2-normalized features of each class: [classes, proxies, dimensions].
 
     A class with fewer samples than proxies uses its samples as centres and repeats them with a
     little noise, so that equal proxies can learn different weights. The result is multiplied by
     `norm`, the average norm of the weights that it joins. k-means runs in float64 on the CPU.
-
-    Returns:
-        [classes, proxies, dimensions], in the order of `classes`.
     """
     check_shapes("samples dimensions, samples", features=features, targets=targets)
     proxies = positive(proxies, "proxies")

@@ -1,7 +1,5 @@
 """Parts of heads and losses that need full precision when the network runs under autocast."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Prediction by the nearest class mean (iCaRL, Rebuffi et al. 2017, Algorithm 1)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

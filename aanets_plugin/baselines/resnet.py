@@ -1,7 +1,5 @@
 """The CIFAR ResNet of LUCIR, Mnemonics and AANets: the paper's backbone for 32x32 images."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

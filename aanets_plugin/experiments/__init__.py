@@ -4,8 +4,6 @@ Names are imported on first use, so that result tables and plots need neither Co
 Accelerate.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -45,10 +45,8 @@ def plot_accuracy(
     """Draw the accuracy on all classes seen against their number, one curve per arm.
 
     A curve is the mean over seeds, the band around it the range over seeds. The legend shows the
-    average incremental accuracy. Arms that were not measured by `rule` are left out.
-
-    Returns:
-        The matplotlib figure. It is also saved to `path`, if given.
+    average incremental accuracy. Arms that were not measured by `rule` are left out. Returns the
+    matplotlib figure, which is also saved to `path`, if given.
     """
     arms = [arm for arm in arm_names(results) if metrics_of(results, arm, rule)]
     if not arms:

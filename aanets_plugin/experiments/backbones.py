@@ -1,7 +1,5 @@
 """Backbones by name: ours, torchvision's and timm's."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from functools import partial
@@ -47,12 +45,10 @@ OUR_BACKBONES: dict[str, Factory] = {
 
 
 def backbone_factory(name: str, *, pretrained: bool = False) -> Factory:
-    """A function that creates the network `name`.
+    """A function that creates the network `name`, with the published weights if `pretrained`.
 
-    Args:
-        name: one of `OUR_BACKBONES`, or the name of a torchvision or timm model. They are searched
-            in this order; `torchvision:NAME` and `timm:NAME` choose a library.
-        pretrained: load the published weights.
+    The name is one of `OUR_BACKBONES`, or that of a torchvision or timm model. They are searched in
+    this order; `torchvision:NAME` and `timm:NAME` choose a library.
 
     Example:
         >>> type(backbone_factory("resnet32")()).__name__

@@ -1,7 +1,5 @@
 """Checkpoint files: written atomically, loaded without executing code from them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

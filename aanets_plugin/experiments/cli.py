@@ -1,7 +1,5 @@
 """main: the command line that compares a method with and without AANets."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex
@@ -37,12 +35,8 @@ def main(
     """Compare `method` with and without AANets as the command line says, and print the tables.
 
     Invalid options end the program with a message and exit code 2, before any training. Under
-    `accelerate launch` or `torchrun` only the main process prints and writes.
-
-    Args:
-        method: a method of `aanets_plugin.baselines`.
-        argv: the command line. Default: `sys.argv[1:]`.
-        description: the text at the top of `--help`.
+    `accelerate launch` or `torchrun` only the main process prints and writes. `argv` is the command
+    line (default: `sys.argv[1:]`), `description` the text at the top of `--help`.
     """
     parser = make_parser(method, description)
     args = parser.parse_args(argv)

@@ -1,7 +1,5 @@
 """compare: a method with and without AANets, with the same seeds and the same first phase."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time
@@ -42,18 +40,12 @@ def arms_of(
     fixed_alpha: bool = False,
     upper_bound: bool = False,
 ) -> dict[str, Arm]:
-    """The usual arms of a comparison by name.
+    """The usual arms of a comparison by name. The arm "plain" is `method` without AANets.
 
     Args:
-        method: the method to compare with itself.
         aanets: adds the arm "learned" with these options; None: the plain network alone.
         fixed_alpha: adds the arm "fixed", in which α keeps its initial weights.
         upper_bound: adds the arm "joint", which trains on all data seen so far.
-
-    Example:
-        >>> from aanets_plugin.baselines import LUCIR
-        >>> list(arms_of(LUCIR(), AANetConfig(), fixed_alpha=True))
-        ['plain', 'learned', 'fixed']
     """
     arms = {PLAIN: Arm(method)}
     if aanets is not None:
@@ -85,7 +77,8 @@ def compare(
     """Run every arm with every seed and write a common report.
 
     The settings of all arms are checked before the first one is trained. An arm that would train
-    the same network in the first phase as the first arm takes it over from there.
+    the same network in the first phase as the first arm takes it over from there. Returns the
+    results, all arms of the first seed first.
 
     Args:
         arms: the arms by name, as `arms_of` returns them.
@@ -95,9 +88,6 @@ def compare(
         notes: lines for the summary.
         train, test, backbone, memory, training, resume, accelerator, tensorboard, progress,
             command: as in `run`.
-
-    Returns:
-        The results, all arms of the first seed first.
 
     Example::
 

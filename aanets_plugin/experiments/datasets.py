@@ -6,8 +6,6 @@
 An invalid name, path, file or split raises a `ConfigurationError` here, before any training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,24 +46,16 @@ _STATISTICS = {
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset with its transforms.
-
-    Args:
-        name: one of `DATASETS`, or your own name.
-        train: Continuum's dataset for training, with labels from 0 to `classes` - 1.
-        test: Continuum's dataset for testing, with the same classes.
-        train_transforms: torchvision transforms from an image to a normalised tensor.
-        test_transforms: the same without augmentation.
-        input_shape: channels, height and width after the transforms.
-        classes: the number of classes.
-    """
+    """Continuum's datasets for training and testing, with labels from 0 to `classes` - 1."""
 
     name: str
     train: _ContinuumDataset
     test: _ContinuumDataset
     train_transforms: list[Any]
+    """torchvision transforms from an image to a normalised tensor."""
     test_transforms: list[Any]
     input_shape: tuple[int, int, int]
+    """Channels, height and width after the transforms."""
     classes: int
 
 

@@ -1,7 +1,5 @@
 """The options of the command line, their help and their checks."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Random seeds that are derived from the position in a run, so that no state must be saved."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

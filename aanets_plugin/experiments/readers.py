@@ -1,7 +1,5 @@
 """Read and check datasets: digits, CIFAR-100 and image folders."""
 
-from __future__ import annotations
-
 import contextlib
 import tarfile
 import zipfile

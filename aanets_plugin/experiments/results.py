@@ -3,8 +3,6 @@
 The interval in `paired_table` needs scipy.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence
@@ -86,9 +84,7 @@ def metrics_of(results: Sequence[Result], arm: str, rule: Rule) -> list[list[dic
 def results_table(results: Sequence[Result], *, reported: Rule | None = None) -> str:
     """A markdown table with one row per arm and rule, and a caption.
 
-    Args:
-        results: finished runs on the same phases.
-        reported: the rule that the method's authors report. It comes first, in bold.
+    The rule that the method's authors report, `reported`, comes first and in bold.
     """
     arms = arm_names(results)
     rows = []

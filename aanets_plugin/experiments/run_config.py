@@ -1,6 +1,4 @@
-"""The settings of a run as JSON, and the part of them that its first phase depends on."""
-
-from __future__ import annotations
+"""The settings of a run: checked against its data, and as JSON, also those of the first phase."""
 
 import dataclasses
 from typing import Any
@@ -83,6 +81,32 @@ def base_config(config: dict[str, Any], method: Method, training: Training) -> d
         "schedule": training.schedule or method.schedule,
         "milestones": list(training.milestones),
     }
+
+
+def exemplars_left(
+    memory: Memory, aanets: AANetConfig | None, converted: nn.Module | None, phases: Phases
+) -> Memory:
+    """The memory that is left beside the converted backbone, checked against the data."""
+    if converted is not None:
+        memory = memory.reduced_for(converted, phases.classes, phases.input_shape)
+    if memory.exemplars_per_class(phases.classes) < 1:
+        raise ConfigurationError(
+            f"total={memory.total}: must be ≥ {phases.classes}, one exemplar for each of the "
+            f"{phases.classes} classes."
+        )
+    fewest = min(phases.smallest)
+    if memory.per_class is not None and fewest < memory.per_class:
+        raise ConfigurationError(
+            f"per_class={memory.per_class} exemplars: must be ≤ {fewest}, since a class has only "
+            f"{fewest} training samples."
+        )
+    most = min(fewest, memory.exemplars_per_class(phases.classes))
+    if aanets is not None and (aanets.per_class or 0) > most:
+        raise ConfigurationError(
+            f"per_class={aanets.per_class} samples to balance α on: must be ≤ {most}, since a "
+            f"class has only {most} at the end of the run."
+        )
+    return memory
 
 
 def load_base(folder: Any, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The folder of a run: settings, measurements, plots, and the checkpoints to resume from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

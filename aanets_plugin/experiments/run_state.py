@@ -1,7 +1,5 @@
 """The state of a run: network, α, exemplars and measurements."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from continuum.rehearsal import RehearsalMemory

@@ -5,8 +5,6 @@ fine-tune, measure, save. Random numbers depend on the seed, the phase and the e
 checkpoint need not store their state, and a resumed run is bit-identical.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from pathlib import Path
@@ -42,8 +40,7 @@ from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
-from aanets_plugin.experiments.run_checks import exemplars_left
-from aanets_plugin.experiments.run_config import base_config, load_base, run_config
+from aanets_plugin.experiments.run_config import base_config, exemplars_left, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.settings import Memory, Training

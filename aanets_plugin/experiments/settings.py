@@ -24,12 +24,6 @@ def AANets(
 ) -> AANetConfig:
     """Short form of `AANetConfig` for runs: `alpha_lr` is its `lr`, `balanced_per_class` its
     `per_class`. All other options of `AANetConfig` can be passed by name.
-
-    Example:
-        >>> AANets(alpha_lr=0.1).lr
-        0.1
-        >>> AANets(stages=["layer2", "layer3"], alpha=(0.7, 0.3)).alpha
-        (0.7, 0.3)
     """
     names: dict[str, Any] = {"lr": alpha_lr, "per_class": balanced_per_class}
     return AANetConfig(blocks=blocks, stem=stem, **names, **options)
@@ -119,8 +113,6 @@ class Training:
         Example:
             >>> [Training().factor(epoch, 160, "step") for epoch in (0, 79, 80, 120)]
             [1.0, 1.0, 0.1, 0.01]
-            >>> Training().factor(0, 1, "step")
-            1.0
         """
         if schedule == "cosine":
             return cosine_factor(epoch, epochs)

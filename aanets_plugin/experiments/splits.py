@@ -1,7 +1,5 @@
 """How many classes each phase has, and the paper's class order."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from aanets_plugin.checks import integer, positive
@@ -20,8 +18,6 @@ def check_split(classes: int, *, base_classes: int | None = None, phases: int) -
     Example:
         >>> check_split(100, phases=5)
         [50, 10, 10, 10, 10, 10]
-        >>> check_split(10, base_classes=4, phases=3)
-        [4, 2, 2, 2]
         >>> check_split(10, base_classes=0, phases=5)
         [2, 2, 2, 2, 2]
     """

@@ -1,7 +1,5 @@
 """Passes over data with Accelerate: training, features, the batches of α."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,10 @@ class Trainer:
         loader = self.loader(data, shuffle=True, generator=generator(self.seed, *position))
         batches = self.bar(loader, "batches", "batch")
         losses = train_epoch(loss.train(), optimizer, lr, batches, self.accelerator.backward)
-        self._synchronize_buffers(loss)
+        if self.accelerator.num_processes > 1:
+            # DDP copies the buffers of the first process to the others before each forward only.
+            for buffer in loss.buffers():
+                torch.distributed.broadcast(buffer, 0)
         mean = float(sum(losses)) / len(losses)
         if not math.isfinite(mean):
             raise NonFiniteLossError(
@@ -56,15 +57,6 @@ class Trainer:
                 f"the learning rate, now {lr:g}. The state before this epoch is saved."
             )
         return mean
-
-    def _synchronize_buffers(self, module: nn.Module) -> None:
-        """Copy the buffers of the first process to all others.
-
-        DDP does so before each forward, but after the last one each process has its own.
-        """
-        if self.accelerator.num_processes > 1:
-            for buffer in module.buffers():
-                torch.distributed.broadcast(buffer, 0)
 
     def features(self, net: IncrementalNet, data: Any, flip: bool = False) -> Features:
         """Compute the features of all samples in order, with all processes; see `features_of`."""

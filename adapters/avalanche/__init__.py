@@ -4,8 +4,6 @@ LUCIR, PODNet and Mnemonics are strategies. Example:
 
     evaluator = EvaluationPlugin(alpha_metrics(), loggers=[InteractiveLogger()])
     strategy = Replay(..., plugins=[AANetPlugin()], evaluator=evaluator)
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
 """
 
 from .compat import repair_bic, repair_checkpoints

@@ -1,7 +1,5 @@
 """BalancedData: the class-balanced samples that α learns from (Eq. 8)."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixes for Avalanche 0.6: current torch versions, and parameters that are added later."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping
@@ -59,10 +57,6 @@ def follow_importances(strategy: Any, parameters: Mapping[str, nn.Parameter]) ->
         if isinstance(plugin, EWCPlugin) and plugin.mode == "online":
             for experience, known in plugin.importances.items():
                 plugin.importances[experience] = {
-                    name: known.get(name, _no_importance(name, parameter))
-                    for name, parameter in parameters.items()
+                    name: known.get(name, ParamData(f"imp_{name}", p.shape, device=p.device))
+                    for name, p in parameters.items()
                 }
-
-
-def _no_importance(name: str, parameter: nn.Parameter) -> Any:
-    return ParamData(f"imp_{name}", parameter.shape, device=parameter.device)

@@ -1,7 +1,5 @@
 """HerdedBuffer: an Avalanche storage policy that selects exemplars by herding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,11 +19,8 @@ class HerdedBuffer(ExemplarsBuffer):  # type: ignore[misc]
     """Exemplars selected by iCaRL's herding, a fixed number per class or in total.
 
     `groups` has the exemplars of each class id, best first. With a fixed total, each class gives up
-    its last exemplars when new classes arrive. A class with fewer samples stores all of them.
-
-    Args:
-        per_class: Exemplars per class. Default: 20, if `total` is None.
-        total: Exemplars in total.
+    its last exemplars when new classes arrive. A class with fewer samples stores all of them. The
+    default is 20 per class.
     """
 
     def __init__(self, per_class: int | None, total: int | None) -> None:

@@ -1,7 +1,5 @@
 """IncrementalStrategy: a method of `aanets_plugin.baselines` as an Avalanche strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 

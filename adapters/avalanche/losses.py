@@ -1,7 +1,5 @@
 """Losses of α for Avalanche's batches (x, y, task label) and models."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Access to the exemplars that Avalanche's strategies and plugins store."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -66,11 +66,7 @@ def _branch_names(count: int) -> list[str]:
 
 
 class AlphaCSVLogger(CSVLogger):  # type: ignore[misc]
-    """Avalanche's CSVLogger with a third file, `alpha_results.csv`, for α.
-
-    It has one row per value: experience, epoch, metric, value. The two files of CSVLogger have
-    fixed columns.
-    """
+    """Avalanche's CSVLogger with a third file, `alpha_results.csv`, one row per value of α."""
 
     def __init__(self, log_folder: str | PathLike[str] | None = None) -> None:
         super().__init__(log_folder)

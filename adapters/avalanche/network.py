@@ -4,8 +4,6 @@ A method numbers classes in the order of arrival; a benchmark has its own class 
 `columns` of `BenchmarkNet` translates between the two, and nothing else does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

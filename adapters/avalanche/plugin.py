@@ -42,13 +42,8 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
     Args:
         blocks, stem, stages, alpha: See `convert_to_aanet`. They are ignored if the model is
             already converted.
-        lr: Step size of α; 0 keeps α fixed. Default: as in `AANetConfig`.
-        momentum: Momentum of α's steps. Default: 0, with `official` 0.9.
-        normalize: Scale each level's steps by its past gradients. False: Eq. 8 as printed.
-        official: Update α exactly as the authors' code does.
-        schedule: Factor on `lr` as a function of the epoch in the experience, counted from 0.
-        update_base: Multiply φ into θ_base after each experience (the paper's supplement A).
-        max_batches: Batches of balanced data per update. Default: all.
+        lr, momentum, normalize, official, schedule, update_base, max_batches: How α is updated;
+            see `AANetConfig`.
         per_class: Maximum number of balanced samples, and of stored exemplars, per class.
         loss_fn: `loss_fn(model, batch)` returns the loss of a batch (x, y, task label) on the CPU.
             Default: cross-entropy of the class logits; for SCR, its contrastive loss.

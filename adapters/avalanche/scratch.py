@@ -5,8 +5,6 @@ reset applies to the plastic branches and the head. The stable branches, the ste
 them, and α are copied to the reset network.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from aanets_plugin.convert import STEM_RULE, freeze_base

@@ -3,8 +3,6 @@
 `IncrementalStrategy` documents the options that they share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks for strategies and streams that AANets do not support."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from avalanche.benchmarks import OnlineCLExperience

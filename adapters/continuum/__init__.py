@@ -4,8 +4,6 @@ This package needs torch and Continuum. The names of the experiment runner, such
 `aanets_plugin.experiments`; they can also be imported from here, and are loaded on first use.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """balanced_loader: class-balanced data for α from a task set and a rehearsal memory."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -28,9 +26,7 @@ def balanced_loader(
     Args:
         taskset: Continuum's task set of this phase, with or without the samples of the memory.
         memory: Continuum's `RehearsalMemory`. None or empty: use the samples of `taskset` alone.
-        per_class: samples of each class. Default: as many as the smallest class has.
-        batch_size: samples in a batch.
-        generator: the random numbers that choose the samples and their order.
+        per_class, generator: as in `balanced_indices`.
         options: other arguments of torch's `DataLoader`.
 
     Example:

@@ -1,7 +1,5 @@
 """Continuum's rehearsal memory: herding, saved state, and images that a method has learned."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,8 @@ def rehearsal_memory(
 ) -> RehearsalMemory:
     """An empty memory of Continuum that chooses exemplars by herding, as in iCaRL.
 
-    Args:
-        classes: the number of classes after the last phase.
-        per_class: exemplars of each class.
-        total: exemplars of all classes together, if `per_class` is None.
+    It holds `per_class` exemplars of each class, or `total` of all together. `classes` is the
+    number of classes after the last phase.
     """
     size = total if per_class is None else per_class * classes
     return RehearsalMemory(

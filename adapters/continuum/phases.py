@@ -1,7 +1,5 @@
 """Phases: the data of each phase of a Continuum scenario, checked before any training."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from pathlib import Path
