@@ -13,6 +13,9 @@ from aanets_plugin.adapters.mammoth import _take_options, with_aanets
 from aanets_plugin.scaling import scaled_layers
 from tests.adapters.hosts_setup import EPOCHS, MammothModel, Watched, run_mammoth, run_mammoth_task
 
+# The memories of the stand-ins have 3 or 4 samples of a class.
+pytestmark = pytest.mark.filterwarnings("ignore:.*have fewer than 5 samples")
+
 
 def seeded(kind="er"):
     np.random.seed(1)
@@ -105,8 +108,7 @@ def test_tasks_without_training_leave_a_loaded_model_as_it_is():
     model = run_mammoth(with_aanets(seeded()), 2)
     other = with_aanets(seeded())
     other.load_state_dict(model.state_dict())
-    with pytest.warns(UserWarning, match="did not train the backbone"):
-        run_mammoth_task(other, 0, epochs=0)
+    run_mammoth_task(other, 0, epochs=0)  # without a warning: nothing was trained at all
     x = torch.randn(4, 3, 8, 8)
     assert torch.equal(model.net.eval()(x), other.net.eval()(x))
 

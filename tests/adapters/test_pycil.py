@@ -15,6 +15,9 @@ from aanets_plugin.adapters.pycil import with_aanets
 from aanets_plugin.scaling import scaled_layers
 from tests.adapters.hosts_setup import EPOCHS, PyCILLearner, Watched, images, run_pycil
 
+# The memories of the stand-ins have 3 or 4 samples of a class.
+pytestmark = pytest.mark.filterwarnings("ignore:.*have fewer than 5 samples")
+
 
 def seeded(**options):
     random.seed(1)
@@ -66,7 +69,8 @@ def test_a_learner_without_memory_has_samples_kept_for_alpha():
 def test_a_class_with_few_samples_gives_them_more_than_once():
     learner = with_aanets(seeded(memory=1))
     watched = Watched(learner)
-    run_pycil(learner)
+    with pytest.warns(UserWarning, match="have fewer than 5 samples"):
+        run_pycil(learner)
     watched.assert_balanced([EPOCHS, EPOCHS])
     assert set(watched.counts[-1].values()) == {5}
 
