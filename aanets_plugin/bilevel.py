@@ -34,6 +34,9 @@ from aanets_plugin.errors import (
 from aanets_plugin.levels import levels, named_levels
 from aanets_plugin.scaling import absorb, scaled_layers
 
+MAX_PHI_DISTANCE = 100.0
+"""A φ that is farther away from 1 than this is not the result of a working training."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AlphaRecord:
@@ -121,7 +124,8 @@ class BilevelStrategy:
         self.epoch = 0
         self.in_phase = False
         self.history: list[AlphaRecord] = []
-        self.classes: Tensor | None = None
+        self.classes: Tensor | None = None  # of the balanced data in the last update
+        self._phi_is_sane = True
         self._classes_by_phase: dict[int, set[int]] = {}
         self._attachment: Attachment | None = None
         if base_phase:
@@ -158,6 +162,7 @@ class BilevelStrategy:
         self.epoch = 0
         self.in_phase = True
         self.step.begin_phase()
+        self._phi_is_sane = True
         self._phase_changed()
 
     @contextmanager
@@ -204,6 +209,7 @@ class BilevelStrategy:
                 weights = tuple(level.alpha.tolist())
                 record = AlphaRecord(self.phase_index, self.epoch, name, weights, loss)
                 self.history.append(record)
+            self._warn_if_phi_is_absurd()
         self.epoch += 1
         return loss
 
@@ -216,6 +222,7 @@ class BilevelStrategy:
         else:
             if self.epoch:
                 self._warn_if_phi_never_moved()
+            self._warn_if_phi_is_absurd()
             if self.update_base:
                 absorb(self.model)
         self.in_phase = False
@@ -374,9 +381,25 @@ class BilevelStrategy:
 
     def _warn_if_phi_never_moved(self) -> None:
         phi = [layer.phi for layer in scaled_layers(self.model) if layer.phi.requires_grad]
-        if phi and all(bool((p == 1).all()) for p in phi):
+        trained = any(p.grad is not None for p in phi)  # a phase may have no training at all
+        if trained and all(bool((p == 1).all()) for p in phi):
             warnings.warn(
                 f"φ did not move in phase {self.phase_index}, so the optimizer does not have it. "
                 f"Build the optimizer after begin_phase().",
+                stacklevel=3,
+            )
+
+    def _warn_if_phi_is_absurd(self) -> None:
+        phi = [layer.phi.detach() for layer in scaled_layers(self.model)]
+        if not phi or not self._phi_is_sane:  # warn once in a phase
+            return
+        distance = float(torch.stack([(p - 1).abs().max().double().cpu() for p in phi]).max())
+        self._phi_is_sane = distance <= MAX_PHI_DISTANCE
+        if not self._phi_is_sane:
+            warnings.warn(
+                f"φ is up to {distance:.3g} away from 1 in phase {self.phase_index}; it usually "
+                f"stays near 1. An optimizer from before the phase does not clear the gradients of "
+                f"φ, so they add up. Build optimizers after begin_phase(), and again after "
+                f"end_phase() if they are used between phases.",
                 stacklevel=3,
             )
