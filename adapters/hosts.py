@@ -226,7 +226,7 @@ class HostAdapter:
         def save(this: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
             if this is module:
                 file = io.BytesIO()
-                torch.save({**self.bilevel.state_dict(), "seen": self.samples.seen}, file)
+                torch.save({**self.bilevel.state_dict(), "seen": sorted(self.samples.seen)}, file)
                 data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
                 state_dict[prefix + name] = data
 

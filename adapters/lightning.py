@@ -47,9 +47,9 @@ class AANetCallback(Callback):  # type: ignore[misc]
             called for each update, and never in the first phase.
         network: The name of the network in the module, "net" for `module.net`. Default: the whole
             module, whose forward then gives the logits.
-        loss_fn: `loss_fn(network, batch)` gives the loss of a balanced batch. Default:
-            cross-entropy of batches `(x, y)`.
-        base_phase: False for a network that is trained already.
+        loss_fn: `loss_fn(network, batch)` returns the loss of a balanced batch. It gets the network
+            in eval mode. Default: cross-entropy, as in `BilevelStrategy`.
+        base_phase: False if the network is trained already.
         options: Options of `AANetConfig`.
     """
 

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from aanets_plugin import ConfigurationError, UnsupportedModelError, levels
 from aanets_plugin.adapters.mammoth import _take_options, with_aanets
@@ -71,6 +72,15 @@ def test_the_first_task_is_the_plain_models_to_the_bit(kind):
     assert torch.equal(plain.net.eval()(x), model.net.eval()(x))
 
 
+def test_outputs_of_classes_to_come_are_no_part_of_the_loss():
+    model = run_mammoth(with_aanets(seeded()), 2)
+    x, y = torch.randn(8, 3, 8, 8), torch.arange(8) % 4
+    loss = model.bilevel.loss_fn(model.net.eval(), (x, y))
+    logits = model.net(x)
+    assert torch.allclose(loss, F.cross_entropy(logits[:, :4], y))
+    assert not torch.allclose(loss, F.cross_entropy(logits, y))
+
+
 def test_importances_are_of_the_parameters_that_there_are():
     model = run_mammoth(with_aanets(seeded("ewc")), 1)
     assert model.fish.shape == model.net.get_params().shape
@@ -102,6 +112,17 @@ def test_a_checkpoint_goes_on_where_it_was_saved():
     assert other.bilevel.history == model.bilevel.history
     assert other.bilevel.step.squares == model.bilevel.step.squares
     assert not other.bilevel.in_base_phase
+
+
+def test_after_a_checkpoint_the_buffer_still_gives_the_old_classes():
+    model = run_mammoth(with_aanets(seeded()), 2)
+    other = with_aanets(seeded())
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    other.buffer, other.current_task = model.buffer, 2
+    watched = Watched(other)
+    run_mammoth_task(other, 2)
+    assert all(set(counts) == set(range(6)) for counts in watched.counts)
+    assert len(watched.counts) == EPOCHS
 
 
 def test_tasks_without_training_leave_a_loaded_model_as_it_is():

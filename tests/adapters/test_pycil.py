@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from aanets_plugin import AlreadyConvertedError, ConfigurationError, UnsupportedModelError, levels
@@ -110,6 +111,18 @@ def test_both_branches_learn_and_teacher_and_frozen_kernels_stay():
 
 def first_phi(level):
     return level.stable[0].conv_a.phi
+
+
+def test_of_the_outputs_for_each_rotation_only_those_of_the_class_count():
+    class PASS(PyCILLearner):
+        pass
+
+    learner = with_aanets(PASS())
+    learner._network.update_fc(8)
+    x, y = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 1, 0])
+    loss = learner.bilevel.loss_fn(learner._network.eval(), (torch.arange(4), x, y))
+    logits = learner._network(x)["logits"]
+    assert torch.allclose(loss, F.cross_entropy(logits[:, ::4], y))
 
 
 def test_a_learner_that_adds_a_backbone_per_task_is_refused_untouched():
