@@ -32,10 +32,8 @@ from aanets_plugin.errors import (
     UnsupportedModelError,
 )
 from aanets_plugin.levels import levels, named_levels
-from aanets_plugin.scaling import absorb, scaled_layers
-
-MAX_PHI_DISTANCE = 100.0
-"""A φ that is farther away from 1 than this is not the result of a working training."""
+from aanets_plugin.phi_warnings import warn_if_phi_is_absurd, warn_if_phi_never_moved
+from aanets_plugin.scaling import absorb
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +207,8 @@ class BilevelStrategy:
                 weights = tuple(level.alpha.tolist())
                 record = AlphaRecord(self.phase_index, self.epoch, name, weights, loss)
                 self.history.append(record)
-            self._warn_if_phi_is_absurd()
+            if self._phi_is_sane:  # warn once in a phase
+                self._phi_is_sane = not warn_if_phi_is_absurd(self.model, self.phase_index)
         self.epoch += 1
         return loss
 
@@ -221,8 +220,9 @@ class BilevelStrategy:
             freeze_base(self.model)
         else:
             if self.epoch:
-                self._warn_if_phi_never_moved()
-            self._warn_if_phi_is_absurd()
+                warn_if_phi_never_moved(self.model, self.phase_index)
+            if self._phi_is_sane:
+                warn_if_phi_is_absurd(self.model, self.phase_index)
             if self.update_base:
                 absorb(self.model)
         self.in_phase = False
@@ -378,28 +378,3 @@ class BilevelStrategy:
     def _require_phase(self, what: str) -> None:
         if not self.in_phase:
             raise PhaseError(f"{what}() was called outside a phase. Call begin_phase() first.")
-
-    def _warn_if_phi_never_moved(self) -> None:
-        phi = [layer.phi for layer in scaled_layers(self.model) if layer.phi.requires_grad]
-        trained = any(p.grad is not None for p in phi)  # a phase may have no training at all
-        if trained and all(bool((p == 1).all()) for p in phi):
-            warnings.warn(
-                f"φ did not move in phase {self.phase_index}, so the optimizer does not have it. "
-                f"Build the optimizer after begin_phase().",
-                stacklevel=3,
-            )
-
-    def _warn_if_phi_is_absurd(self) -> None:
-        phi = [layer.phi.detach() for layer in scaled_layers(self.model)]
-        if not phi or not self._phi_is_sane:  # warn once in a phase
-            return
-        distance = float(torch.stack([(p - 1).abs().max().double().cpu() for p in phi]).max())
-        self._phi_is_sane = distance <= MAX_PHI_DISTANCE
-        if not self._phi_is_sane:
-            warnings.warn(
-                f"φ is up to {distance:.3g} away from 1 in phase {self.phase_index}; it usually "
-                f"stays near 1. An optimizer from before the phase does not clear the gradients of "
-                f"φ, so they add up. Build optimizers after begin_phase(), and again after "
-                f"end_phase() if they are used between phases.",
-                stacklevel=3,
-            )
