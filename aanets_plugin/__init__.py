@@ -14,13 +14,8 @@ from aanets_plugin.errors import (
     PhaseError,
     UnsupportedModelError,
 )
-from aanets_plugin.exemplars import (
-    balanced_indices,
-    balanced_subset,
-    herd,
-    herd_classes,
-    targets_of,
-)
+from aanets_plugin.exemplars import balanced_indices, balanced_subset, targets_of
+from aanets_plugin.herding import herd, herd_classes
 from aanets_plugin.levels import AdaptiveLevel
 from aanets_plugin.optim import parameter_groups
 from aanets_plugin.plots import plot_alpha

@@ -2,17 +2,16 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
-from aanets_plugin.levels import levels
+from aanets_plugin.errors import AANetError, ConfigurationError, NonFiniteLossError
+from aanets_plugin.levels import levels, named_levels
 from aanets_plugin.modes import evaluating
 from aanets_plugin.random_state import random_state_kept
 
@@ -27,9 +26,8 @@ def mean_gradients(
         sizes = [len(alpha) for alpha in alphas]
         total = alphas[0].new_zeros(sum(sizes) + 2, dtype=torch.float64)
         for batch in batches:
-            loss = loss_fn(model, batch)
+            loss, parts = loss_and_gradients(model, loss_fn, batch, alphas)
             count = batch_size(batch)
-            parts = torch.autograd.grad(loss, alphas)
             flat = torch.cat([loss.detach().reshape(1), *parts]).double() * count
             total += torch.cat([flat, flat.new_tensor([count])])
     if dist.is_available() and dist.is_initialized():
@@ -43,6 +41,39 @@ def mean_gradients(
             f"changed. Check the training loss and lower the learning rate of the network."
         )
     return mean[0].item(), list(torch.split(mean[1:], sizes))
+
+
+def loss_and_gradients(
+    model: nn.Module, loss_fn: LossFunction, batch: Any, alphas: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the loss of one batch and its gradient per level."""
+    where = (
+        f"loss_fn(model, batch) gets the model that was passed to BilevelStrategy, "
+        f"a {type(model).__name__}, in eval mode"
+    )
+    try:
+        loss = loss_fn(model, batch)
+    except Exception as error:
+        if not isinstance(error, AANetError) and hasattr(error, "add_note"):  # from Python 3.11
+            error.add_note(f"{where}, and a batch of the balanced loader.")
+        raise
+    gradients: Sequence[Tensor | None] = [None]
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        gradients = torch.autograd.grad(loss, alphas, allow_unused=True)
+    known = [gradient for gradient in gradients if gradient is not None]
+    if len(known) < len(alphas):
+        unused = [
+            name
+            for name, gradient in itertools.zip_longest(named_levels(model), gradients)
+            if gradient is None
+        ]
+        raise ConfigurationError(
+            f"The loss of the balanced batch does not depend on α of {', '.join(unused)}. {where}: "
+            f"compute the loss from its outputs. They must not be detached or computed under "
+            f"torch.no_grad(). If only the backbone was converted, pass the whole network, with "
+            f"the head, to BilevelStrategy."
+        )
+    return loss, known
 
 
 @contextmanager
@@ -67,38 +98,6 @@ def only_alpha_learns(model: nn.Module) -> Iterator[list[Tensor]]:
             parameter.requires_grad_(True)
         for alpha, flag in zip(alphas, asked, strict=True):
             alpha.requires_grad_(flag)
-
-
-def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """Return the mean cross-entropy of a batch `(x, y, …)`. This is the default `loss_fn`."""
-    if not isinstance(batch, (tuple, list)) or not all(
-        isinstance(item, Tensor) for item in (*batch, None)[:2]
-    ):
-        raise ConfigurationError(
-            f"The balanced batch is a {type(batch).__name__}: must be (x, y, …) with tensors x and "
-            f"y. For other batches pass loss_fn(model, batch) to BilevelStrategy."
-        )
-    x, y = batch[0], batch[1]
-    device = next(itertools.chain(model.parameters(), model.buffers())).device
-    logits = logits_of(model(x.to(device, non_blocking=True)))
-    classes = logits.shape[1]
-    if not y.is_cuda and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
-        raise ConfigurationError(
-            f"The balanced batch has labels from {int(y.min())} to {int(y.max())}, but the model "
-            f"has {classes} outputs. Map the labels as the training loop does, or pass a loss_fn."
-        )
-    return F.cross_entropy(logits, y.to(device, non_blocking=True))
-
-
-def logits_of(outputs: Any) -> Tensor:
-    """Return the logits in a model's output: the output itself, or its entry `"logits"`."""
-    logits = outputs.get("logits") if isinstance(outputs, dict) else outputs
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        raise ConfigurationError(
-            f"The model returns a {type(outputs).__name__}: must be logits [batch, classes] or a "
-            f"dict with 'logits'. For other outputs pass a loss_fn."
-        )
-    return logits
 
 
 def batch_size(batch: Any) -> int:

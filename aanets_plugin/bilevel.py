@@ -17,16 +17,18 @@ from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from aanets_plugin.alpha_gradient import LossFunction, cross_entropy, mean_gradients, unwrapped
+from aanets_plugin.alpha_gradient import LossFunction, mean_gradients, unwrapped
 from aanets_plugin.alpha_step import NormalizedStep, PlainStep
 from aanets_plugin.attach import Attachment, LoaderSource
 from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.convert import freeze_base, require_converted, thaw_base
+from aanets_plugin.default_loss import classes_of, cross_entropy
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError, PhaseError
-from aanets_plugin.levels import levels
-from aanets_plugin.scaling import absorb, scaled_layers
+from aanets_plugin.levels import levels, named_levels
+from aanets_plugin.phi_warnings import warn_if_phi_is_absurd, warn_if_phi_never_moved
+from aanets_plugin.scaling import absorb
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +59,11 @@ class BilevelStrategy:
         schedule: Factor on `lr` as a function of the epoch in the phase, counted from 0.
         update_base: Multiply φ into θ_base after each phase (the paper's supplement A).
         max_batches: Number of balanced batches in one update. Default: all.
-        loss_fn: `loss_fn(model, batch)` returns the mean loss of a batch. The model is in eval
-            mode. Default: cross-entropy for batches `(x, y, …)` and for models that return logits
-            or a dict with `"logits"`.
+        loss_fn: `loss_fn(model, batch)` returns the mean loss of a batch of the balanced loader.
+            It gets the `model` that is passed here (without its wrappers), in eval mode. Default:
+            cross-entropy for batches `(x, y, …)`, `(index, x, y, …)` or dicts with "image" and
+            "label", and for models that return logits, a dict with "logits" or a list of heads.
+            Logits of classes that the dataset of the balanced loader does not have are left out.
         base_phase: False if the network is trained already. Then phase 0 is incremental.
         first_phase: Number of the first phase. Pass 1 with `base_phase=False` if the plain network
             was trained as phase 0.
@@ -99,7 +103,7 @@ class BilevelStrategy:
         require_converted(self.model, "BilevelStrategy")
         AANetConfig(lr=lr, momentum=momentum, max_batches=max_batches)  # checks the values
         self.lr = lr
-        self.loss_fn = loss_fn or cross_entropy
+        self.loss_fn = loss_fn or self._cross_entropy
         self.base_phase = base_phase
         self.update_base = update_base
         self.schedule = schedule
@@ -109,6 +113,9 @@ class BilevelStrategy:
         self.epoch = 0
         self.in_phase = False
         self.history: list[AlphaRecord] = []
+        self.classes: Tensor | None = None  # of the balanced data in the last update
+        self._phi_is_sane = True
+        self._classes_by_phase: dict[int, set[int]] = {}
         self._attachment: Attachment | None = None
         if base_phase:
             thaw_base(self.model)
@@ -141,6 +148,7 @@ class BilevelStrategy:
         self.epoch = 0
         self.in_phase = True
         self.step.begin_phase()
+        self._phi_is_sane = True
         self._phase_changed()
 
     @contextmanager
@@ -170,7 +178,9 @@ class BilevelStrategy:
         """
         self._require_phase("after_epoch")
         loss = None
-        if not self.in_base_phase:
+        if self.in_base_phase:
+            self._remember_classes(balanced_loader)
+        else:
             if self.learns_alpha:
                 if balanced_loader is None:
                     raise ConfigurationError(
@@ -178,11 +188,13 @@ class BilevelStrategy:
                         f"one over balanced_subset(new_data, exemplars)."
                     )
                 loss = self._update(self._batches(balanced_loader))
-            for level in levels(self.model):
+            for name, level in named_levels(self.model).items():
                 assert level.alpha is not None
                 weights = tuple(level.alpha.tolist())
-                record = AlphaRecord(self.phase_index, self.epoch, level.name, weights, loss)
+                record = AlphaRecord(self.phase_index, self.epoch, name, weights, loss)
                 self.history.append(record)
+            if self._phi_is_sane:  # warn once in a phase
+                self._phi_is_sane = not warn_if_phi_is_absurd(self.model, self.phase_index)
         self.epoch += 1
         return loss
 
@@ -194,7 +206,9 @@ class BilevelStrategy:
             freeze_base(self.model)
         else:
             if self.epoch:
-                self._warn_if_phi_never_moved()
+                warn_if_phi_never_moved(self.model, self.phase_index)
+            if self._phi_is_sane:
+                warn_if_phi_is_absurd(self.model, self.phase_index)
             if self.update_base:
                 absorb(self.model)
         self.in_phase = False
@@ -271,7 +285,7 @@ class BilevelStrategy:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of phases, steps and history. α itself is in the model's state_dict."""
         return {
-            "levels": [level.name for level in levels(self.model)],
+            "levels": list(named_levels(self.model)),
             "phase": self.phase_index,
             "epoch": self.epoch,
             "in_phase": self.in_phase,
@@ -281,7 +295,7 @@ class BilevelStrategy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from a state_dict. Load the model's state_dict too, before or after."""
-        names = [level.name for level in levels(self.model)]
+        names = list(named_levels(self.model))
         if state.get("levels") != names:
             raise ConfigurationError(
                 f"The state is of a model with levels {state.get('levels')}; this model has "
@@ -309,10 +323,11 @@ class BilevelStrategy:
             where = f"Phase {self.phase_index}, epoch {self.epoch}"
             raise NonFiniteLossError(f"{where}: {error}") from None
         with torch.no_grad():
-            for level, gradient in zip(levels(self.model), gradients, strict=True):
+            named = named_levels(self.model).items()
+            for (name, level), gradient in zip(named, gradients, strict=True):
                 assert level.alpha is not None
                 alpha = level.alpha.detach().double().cpu()
-                level.alpha.copy_(self.step(level.name, alpha, gradient.cpu(), self.current_lr))
+                level.alpha.copy_(self.step(name, alpha, gradient.cpu(), self.current_lr))
         return loss
 
     @property
@@ -323,17 +338,29 @@ class BilevelStrategy:
     def _batches(self, balanced_loader: LoaderSource) -> Iterator[Any]:
         # A generator, because iter(DataLoader) draws from torch's random numbers.
         loader = balanced_loader() if callable(balanced_loader) else balanced_loader
+        self._remember_classes(loader)
         yield from itertools.islice(loader, self.max_batches)
+
+    def _cross_entropy(self, model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(model, batch, self.classes)
+
+    def _remember_classes(self, loader: Any) -> None:
+        """Read the classes of the balanced data; warn if there is no old class among them."""
+        self.classes = classes_of(loader)
+        if self.classes is None:
+            return
+        now = set(self.classes.tolist())
+        earlier = (v for phase, v in self._classes_by_phase.items() if phase < self.phase_index)
+        old: set[int] = set().union(*earlier)
+        if old and not old & now and self.phase_index not in self._classes_by_phase:
+            warnings.warn(
+                f"The balanced data of phase {self.phase_index} have no class of an earlier phase, "
+                f"so α learns on new classes only. Pass balanced_subset(new_data, exemplars) with "
+                f"samples of the old classes.",
+                stacklevel=2,
+            )
+        self._classes_by_phase[self.phase_index] = now
 
     def _require_phase(self, what: str) -> None:
         if not self.in_phase:
             raise PhaseError(f"{what}() was called outside a phase. Call begin_phase() first.")
-
-    def _warn_if_phi_never_moved(self) -> None:
-        phi = [layer.phi for layer in scaled_layers(self.model) if layer.phi.requires_grad]
-        if phi and all(bool((p == 1).all()) for p in phi):
-            warnings.warn(
-                f"φ did not move in phase {self.phase_index}, so the optimizer does not have it. "
-                f"Build the optimizer after begin_phase().",
-                stacklevel=3,
-            )

@@ -14,7 +14,7 @@ from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.errors import AlreadyConvertedError, ConfigurationError, UnsupportedModelError
 from aanets_plugin.levels import AdaptiveLevel, Branches, PairedStem, levels
 from aanets_plugin.scaling import KERNEL_LAYERS, RULES, release
-from aanets_plugin.stages import common_parent, find_stages, find_stem
+from aanets_plugin.stages import common_parent, find_stages, find_stem, is_container
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -123,7 +123,12 @@ def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str
     )
     level = f"{prefix}{first}"
     if not any(key.startswith(f"{level}.branches.") for key in state_dict):
-        return  # not of a converted model: load_state_dict lists the missing keys
+        if plain := next((key for key in state_dict if key.startswith(f"{level}.")), None):
+            raise ConfigurationError(
+                f"The state_dict is of a network that was not converted: it has {plain!r} and no "
+                f"'{level}.branches.…'. Load it before convert_to_aanet(model)."
+            )
+        return
     plastic = f"{level}.branches.0."
     buffers = [f"{plastic}{name}" for name, _ in levels(trunk)[0].plastic.named_buffers()]
     if buffers and not any(key in state_dict for key in buffers):
@@ -179,6 +184,11 @@ def _check_stages(model: nn.Module, stages: Sequence[str], residual: list[str]) 
             near = f" Did you mean {_quoted(close)}?" if close else ""
             raise ConfigurationError(
                 f"stages={stages!r}: {type(model).__name__} has no module {stage!r}.{near}{hint}"
+            )
+        if is_container(known[stage]):
+            raise ConfigurationError(
+                f"stages={stages!r}: {stage!r} is a {type(known[stage]).__name__}, which has no "
+                f"forward. Name the modules in it.{hint}"
             )
         if not any(True for _ in known[stage].parameters()):
             raise ConfigurationError(

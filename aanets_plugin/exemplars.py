@@ -1,10 +1,13 @@
-"""Class-balanced subsets and herding.
+"""Class-balanced subsets.
 
 Labels are read as a dataset stores them, before any `target_transform`. If those are not the
 classes to balance, pass `targets=`. Indices are returned as int64 tensors on the CPU.
 """
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from aanets_plugin.checks import positive
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.random_state import random_state_kept
 
 # torchvision and Avalanche use the first two, some torchvision datasets the third, Continuum the
 # last.
@@ -76,6 +80,8 @@ def balanced_indices(
     targets: MapStyle | Dataset[Any],
     per_class: int | None = None,
     generator: torch.Generator | None = None,
+    *,
+    min_per_class: int | None = None,
 ) -> torch.Tensor:
     """Draw a random subset with the same number of samples of every class; returns its indices.
 
@@ -83,7 +89,12 @@ def balanced_indices(
         targets: Labels, or a dataset that `targets_of` understands.
         per_class: Samples of each class, drawn without replacement. Default: as many as the
             smallest class has.
-        generator: Source of randomness. Default: torch's global generator.
+        generator: Source of randomness. Default: a generator of its own, seeded with
+            `torch.initial_seed()`. The global random state does not change, and the same labels
+            give the same draw.
+        min_per_class: Draw at least this many samples of each class. A class that has fewer than
+            are drawn gives its samples more than once, with a warning. So all classes have the same
+            weight, and one small class does not make the whole draw small. Default: no repetition.
 
     Example:
         >>> targets = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
@@ -93,23 +104,41 @@ def balanced_indices(
     """
     if per_class is not None:
         per_class = positive(per_class, "per_class")
+    if min_per_class is not None:
+        min_per_class = positive(min_per_class, "min_per_class")
+    if generator is None:
+        generator = torch.Generator().manual_seed(torch.initial_seed())
     labels = targets_of(targets)
     if len(labels) == 0:
         raise ConfigurationError(
             "targets is empty: must have at least one label. Pass a dataset that has samples."
         )
     classes, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    smallest, largest = int(counts.min()), int(counts.max())
     if per_class is None:
-        per_class = int(counts.min())
-    else:
-        _check_counts(classes, counts, per_class, "per_class")
+        per_class = max(smallest, min(min_per_class or 1, largest))
+        if min_per_class is None and smallest == 1 and largest >= 10:
+            warnings.warn(
+                f"Class {int(classes[counts.argmin()])} has one sample, so one of every class is "
+                f"drawn. Pass min_per_class to draw more, and its sample more than once.",
+                stacklevel=2,
+            )
+    elif min_per_class is None:
+        check_counts(classes, counts, per_class, "per_class")
+    if per_class > smallest:
+        warnings.warn(
+            f"{int((counts < per_class).sum())} of {len(classes)} classes have fewer than "
+            f"{per_class} samples. Theirs are drawn more than once.",
+            stacklevel=2,
+        )
 
     # A stable sort by class keeps the random order within each class. So the first `per_class`
     # entries of each class are a draw without replacement.
     order = permutation(len(labels), generator)
     by_class = order[inverse[order].sort(stable=True).indices]
     starts = counts.cumsum(0) - counts
-    chosen = by_class[starts.unsqueeze(1) + torch.arange(per_class)].flatten()
+    places = torch.arange(per_class) % counts.unsqueeze(1)
+    chosen = by_class[starts.unsqueeze(1) + places].flatten()
     return chosen[permutation(len(chosen), generator)]
 
 
@@ -121,6 +150,7 @@ def balanced_subset(
     targets: MapStyle | None = None,
     exemplar_targets: MapStyle | None = None,
     generator: torch.Generator | None = None,
+    min_per_class: int | None = None,
 ) -> Dataset[Any]:
     """Combine new data and exemplars into a shuffled dataset that is balanced over all classes.
 
@@ -128,13 +158,15 @@ def balanced_subset(
 
     Args:
         dataset: The new data, a map-style dataset.
-        exemplars: The exemplars of the old classes. Leave it out if `dataset` contains them
-            already; otherwise a sample may appear twice. Samples of a class that is in both parts
-            are drawn from both together.
+        exemplars: The exemplars of the old classes, a dataset with items of the same form. Leave
+            it out if `dataset` contains them already; otherwise a sample may appear twice. Samples
+            of a class that is in both parts are drawn from both together.
         per_class: Samples of each class. Default: as many as the smallest class has.
         targets: Labels of `dataset`, if `targets_of` does not find them.
         exemplar_targets: Labels of `exemplars`, if `targets_of` does not find them.
-        generator: Source of randomness. Default: torch's global generator.
+        generator: Source of randomness. Default: as in `balanced_indices`; the global random state
+            does not change.
+        min_per_class: As in `balanced_indices`, for data in which some class has very few samples.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -148,85 +180,31 @@ def balanced_subset(
             "exemplar_targets was given without exemplars. Pass exemplars too, or leave "
             "exemplar_targets out."
         )
-    parts: list[Any] = [dataset]
-    labels = [_labels_of_part("dataset", dataset, targets)]
-    if exemplars is not None:
-        parts.insert(0, exemplars)
-        labels.insert(0, _labels_of_part("exemplars", exemplars, exemplar_targets))
+    parts: list[Any] = []
+    labels: list[torch.Tensor] = []
+    for name, part, given in (
+        ("exemplars", exemplars, exemplar_targets),
+        ("dataset", dataset, targets),
+    ):
+        if part is None and name == "exemplars":
+            continue
+        part_labels = _labels_of_part(name, part, given)
+        if len(part_labels):
+            parts.append(part)
+            labels.append(part_labels)
+    if not parts:
+        raise ConfigurationError(
+            "dataset and exemplars are empty: must have a sample. Pass data that has samples."
+        )
+    if len(parts) == 2:
+        _check_same_form(*parts)
     pooled = torch.cat(labels)
-    chosen = balanced_indices(pooled, per_class, generator)
-    whole: Any = dataset if exemplars is None else ConcatDataset(parts)
+    chosen = balanced_indices(pooled, per_class, generator, min_per_class=min_per_class)
+    whole: Dataset[Any] = parts[0] if len(parts) == 1 else ConcatDataset(parts)
     subset = Subset(whole, chosen.tolist())
     # targets_of cannot find labels that were passed in.
     subset.targets = pooled[chosen]  # type: ignore[attr-defined]
     return subset
-
-
-def herd(features: torch.Tensor, k: int) -> torch.Tensor:
-    """Choose `k` exemplars of one class by herding (iCaRL, Rebuffi et al. 2017, Algorithm 4).
-
-    Returns their row indices, best first. Each next exemplar is the one that brings the mean of
-    the chosen features closest to the class mean. So the first m of k exemplars are what
-    `herd(features, m)` returns. `features` are `[samples, dimensions]`, floating point, and are
-    L2-normalized here. The arithmetic is float64 on the CPU.
-
-    Example:
-        >>> herd(torch.tensor([[0.0, 1.0], [3.0, 3.0], [2.0, 0.0]]), 2)
-        tensor([1, 0])
-    """
-    check_features(features)
-    k = positive(k, "k")
-    if k > len(features):
-        raise ConfigurationError(
-            f"k={k}: must be ≤ {len(features)}, the number of samples. Lower k, or pass more "
-            f"features."
-        )
-    return _herd(features, k)
-
-
-def herd_classes(
-    features: torch.Tensor, targets: MapStyle | Dataset[Any], k: int, *, at_most: bool = False
-) -> dict[int, torch.Tensor]:
-    """Apply `herd` to every class; returns a dict from class label to row indices, best first.
-
-    A class with fewer than `k` samples is an error. With `at_most=True` all its samples are chosen.
-
-    Example:
-        >>> features = torch.eye(4)
-        >>> {label: len(rows) for label, rows in herd_classes(features, [3, 7, 3, 7], 1).items()}
-        {3: 1, 7: 1}
-    """
-    check_features(features)
-    k = positive(k, "k")
-    labels = targets_of(targets)
-    check_length(labels, features, "targets")
-    classes, counts = torch.unique(labels, return_counts=True)
-    if not at_most:
-        _check_counts(classes, counts, k, "k")
-    rows_by_class = torch.split(labels.sort(stable=True).indices, counts.tolist())
-    return {
-        label: rows[_herd(features[rows.to(features.device)], min(k, len(rows)))]
-        for label, rows in zip(classes.tolist(), rows_by_class, strict=True)
-    }
-
-
-def _herd(features: torch.Tensor, k: int) -> torch.Tensor:
-    unit = features.detach().to("cpu", torch.float64)
-    norms = unit.norm(dim=1, keepdim=True)
-    unit = unit / norms.masked_fill(norms == 0, 1.0)
-    mean = unit.mean(dim=0)
-    # Step j minimizes ||mean - (total + f) / j||. Multiplied by j, squared, and without the terms
-    # that do not depend on f, this is ||f||^2 - 2 f.(j mean - total): one matrix-vector product.
-    # The squared norm is one, except for rows of zeros.
-    squared = unit.square().sum(dim=1)
-    total = torch.zeros_like(mean)
-    chosen = torch.empty(k, dtype=torch.int64)
-    for step in range(k):
-        best = (squared - 2 * (unit @ ((step + 1) * mean - total))).argmin()
-        chosen[step] = best
-        total += unit[best]
-        squared[best] = torch.inf
-    return chosen
 
 
 def permutation(n: int, generator: torch.Generator | None) -> torch.Tensor:
@@ -297,32 +275,45 @@ def _labels_of_part(name: str, part: Any, given: Any) -> torch.Tensor:
             "__getitem__. Collect the samples of an iterable dataset in a list, or pass the "
             ".dataset of a loader."
         )
-    labels = targets_of(part if given is None else given)
-    if given is not None:
-        name = "targets" if name == "dataset" else "exemplar_targets"
-    check_length(labels, part, name)
+    if given is None:
+        arrays = part if isinstance(part, (tuple, list)) else [part]
+        if any(len(getattr(array, "shape", ())) > 1 for array in arrays):
+            raise ConfigurationError(
+                f"{name} is a {type(part).__name__} of data without class labels: must be a "
+                f"dataset. Pass torch.utils.data.TensorDataset(x, y) or a dataset with your "
+                f"transforms."
+            )
+        labels = targets_of(part)
+        check_length(labels, part, name)
+        return labels
+    argument = "targets" if name == "dataset" else "exemplar_targets"
+    labels = targets_of(given)
+    check_length(labels, part, argument)
     return labels
 
 
-def check_features(features: torch.Tensor) -> None:
-    if not isinstance(features, torch.Tensor):
-        raise ConfigurationError(f"features is a {type(features).__name__}: must be a tensor.")
-    if features.ndim != 2 or not features.is_floating_point():
+def _check_same_form(exemplars: Any, dataset: Any) -> None:
+    """Compare the first items of the two parts, which are to be collated into one batch."""
+    with random_state_kept():  # an item may be augmented
+        forms = [_form(part[0]) for part in (exemplars, dataset)]
+    if forms[0] != forms[1]:
         raise ConfigurationError(
-            f"features has shape {tuple(features.shape)} and dtype {features.dtype}: must be "
-            "floating point [samples, dimensions]. Use .flatten(1) or .float()."
-        )
-    finite = features.detach().isfinite().all(dim=1)
-    if not finite.all():
-        bad = (~finite).nonzero().flatten().tolist()
-        raise ConfigurationError(
-            f"features has NaN or infinity in {len(bad)} of {len(features)} rows, the first is row "
-            f"{bad[0]}: must be finite. Check for a diverged network or an overflow in half "
-            "precision."
+            f"The items of exemplars are {forms[0]} and those of dataset {forms[1]}: must have the "
+            f"same form. Wrap one of them in a dataset whose items are like the other's."
         )
 
 
-def _check_counts(classes: torch.Tensor, counts: torch.Tensor, wanted: int, name: str) -> None:
+def _form(item: Any) -> str:
+    """Describe an item: `(·, ·)` for a pair, `{'x': ·}` for a dict, `·` for anything else."""
+    if isinstance(item, Mapping):
+        entries = sorted(f"{key!r}: {_form(value)}" for key, value in item.items())
+        return "{" + ", ".join(entries) + "}"
+    if isinstance(item, (tuple, list)):
+        return "(" + ", ".join(map(_form, item)) + ")"
+    return "·"
+
+
+def check_counts(classes: torch.Tensor, counts: torch.Tensor, wanted: int, name: str) -> None:
     short = (counts < wanted).nonzero().flatten()
     if len(short):
         worst = short[counts[short].argmin()]

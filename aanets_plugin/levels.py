@@ -229,4 +229,16 @@ def levels(model: nn.Module) -> list[AdaptiveLevel]:
     return [module for module in model.modules() if isinstance(module, AdaptiveLevel)]
 
 
+def named_levels(model: nn.Module) -> dict[str, AdaptiveLevel]:
+    """Return the adaptive levels of a model by name, in forward order.
+
+    The names are those of the stages in the backbone that was converted. If two levels have the
+    same name, because several backbones of the model were converted separately, all names are the
+    full ones in `model`.
+    """
+    full = {n: module for n, module in model.named_modules() if isinstance(module, AdaptiveLevel)}
+    short = {level.name: level for level in full.values()}
+    return short if len(short) == len(full) else full
+
+
 call_as(levels)

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aanets_plugin.alpha_gradient import only_alpha_learns
+from aanets_plugin.alpha_gradient import loss_and_gradients, only_alpha_learns
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
-from aanets_plugin.levels import levels
+from aanets_plugin.levels import levels, named_levels
 
 _DEFAULTS = AANetConfig(official=True)
 
@@ -53,23 +53,24 @@ class OfficialBilevel(BilevelStrategy):
                 level.alpha.requires_grad_(self.in_phase)
 
     def state_dict(self) -> dict[str, Any]:
-        alphas = {level.name: level.alpha for level in levels(self.model)}
+        alphas = {name: level.alpha for name, level in named_levels(self.model).items()}
         gradients = {name: alpha.grad for name, alpha in alphas.items() if alpha is not None}
         return {**super().state_dict(), "gradients": gradients}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        for level in levels(self.model):
-            gradient = state["gradients"].get(level.name)
+        for name, level in named_levels(self.model).items():
+            gradient = state["gradients"].get(name)
             if level.alpha is not None and gradient is not None:
                 level.alpha.grad = gradient.to(level.alpha)
 
     def _update(self, batches: Iterable[Any]) -> float:
         losses = []
+        named = named_levels(self.model)
         with only_alpha_learns(self.model) as alphas:
             for batch in batches:
-                loss = self.loss_fn(self.model, batch)
-                gradients = torch.stack(torch.autograd.grad(loss, alphas))
+                loss, parts = loss_and_gradients(self.model, self.loss_fn, batch, alphas)
+                gradients = torch.stack(parts)
                 if dist.is_available() and dist.is_initialized():
                     dist.all_reduce(gradients)
                     gradients /= dist.get_world_size()
@@ -79,8 +80,8 @@ class OfficialBilevel(BilevelStrategy):
                         f"was not changed by this batch. Lower the learning rate of the network."
                     )
                 losses.append(loss.item())
-                for level, gradient in zip(levels(self.model), gradients, strict=True):
-                    self._step(level.alpha, level.name, gradient)
+                for name, alpha, gradient in zip(named, alphas, gradients, strict=True):
+                    self._step(alpha, name, gradient)
         if not losses:
             raise ConfigurationError("The balanced loader has no batch. Pass one that has samples.")
         return sum(losses) / len(losses)

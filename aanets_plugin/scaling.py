@@ -102,6 +102,7 @@ def absorb(tree: nn.Module) -> None:
         kernel = module._buffers["weight"]
         kernel.mul_(module.phi)  # type: ignore[union-attr]
         module.phi.fill_(1.0)
+        module.phi.grad = None  # it belongs to the φ before
 
 
 def scaled_layers(tree: nn.Module) -> Iterator[Scaled]:

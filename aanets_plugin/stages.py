@@ -64,13 +64,23 @@ def common_parent(names: list[str]) -> str:
     return ".".join(common)
 
 
+def is_container(module: nn.Module) -> bool:
+    """Whether the module has no forward, such as a ModuleList. The host calls what is in it."""
+    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+
+
 def _residual_children(module: nn.Module) -> list[str]:
-    """Names of the children that are or contain a residual block."""
-    return [
-        name
-        for name, child in module.named_children()
-        if any(_is_residual_block(inner) for inner in child.modules())
-    ]
+    """Names of the children that are or contain a residual block.
+
+    The modules in a container count as children.
+    """
+    names = []
+    for name, child in module.named_children():
+        if is_container(child):
+            names += [f"{name}.{inner}" for inner in _residual_children(child)]
+        elif any(_is_residual_block(inner) for inner in child.modules()):
+            names.append(name)
+    return names
 
 
 def _is_row_of_blocks(module: nn.Module) -> bool:

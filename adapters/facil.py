@@ -11,8 +11,6 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,8 +31,8 @@ def with_aanets(approach: Approach, **options: Any) -> Approach:
     back with it. `approach.bilevel` has the history of α.
 
     Args:
-        approach: an `Appr`, before its first task.
-        options: those of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` as in
+        approach: An `Appr`, before its first task.
+        options: Options of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` of
             `HostAdapter`.
     """
     _check(approach)
@@ -77,13 +75,11 @@ class FACILAdapter(HostAdapter):
     def steps_per_epoch(self) -> int:
         return len(self.loader)
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Cross-entropy over the outputs of all heads, with BiC's correction where there is one."""
-        x, y = (part.to(self.host.device) for part in batch)
-        outputs = model(x)
+    def logits(self, outputs: Any) -> Tensor:
+        """The outputs of all heads, with BiC's correction if there is one."""
         if hasattr(self.host, "bias_forward"):
             outputs = self.host.bias_forward(outputs)
-        return F.cross_entropy(torch.cat(outputs, dim=1), y)
+        return super().logits(outputs)
 
     def optimizer(self) -> Optimizer | None:
         return getattr(self.host, "optimizer", None)

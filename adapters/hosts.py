@@ -1,9 +1,9 @@
-"""HostAdapter: what the adapters to PyCIL, mammoth and FACIL share, and yours can build on.
+"""HostAdapter: the base of the adapters to PyCIL, mammoth and FACIL, and of your own.
 
-A host is a codebase with a training loop of its own. Its adapter says where a few things are in the
-host: the network, the data of a task, the memory. `HostAdapter` does the rest: it converts
-the backbone, makes each task a phase, updates α after every epoch of the main training on
-class-balanced data, and keeps weight decay off φ. No file of the host is edited.
+A host is a codebase with its own training loop. An adapter says where the host has the network, the
+data of a task and the memory. `HostAdapter` does the rest: it converts the backbone, makes each
+task a phase, updates α after every epoch of the main training on class-balanced data, and keeps
+weight decay off φ. No file of the host is edited.
 
 An adapter for a learner that has `net`, `loader`, `memory` and `train_task()`:
 
@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import functools
 import io
-import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -39,37 +38,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from aanets_plugin.alpha_gradient import LossFunction, cross_entropy, unwrapped
+from aanets_plugin.alpha_gradient import LossFunction, unwrapped
 from aanets_plugin.bilevel import BilevelStrategy
-from aanets_plugin.config import EXEMPLARS_PER_CLASS, AANetConfig
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
+from aanets_plugin.default_loss import cross_entropy, logits_of
 from aanets_plugin.errors import PhaseError
-from aanets_plugin.exemplars import balanced_indices, targets_of
 from aanets_plugin.levels import levels
 
 from .optimizer import PhiWithoutDecay, follow_parameters
-
-logger = logging.getLogger("aanets_plugin")
-
-FEWEST_PER_CLASS = 5
-"""Where the smallest class has fewer samples than this, its samples are used more than once."""
+from .samples import BalancedSamples
 
 
 class HostAdapter:
-    """AANets in one learner of a host. The learner gets the attribute `bilevel`.
+    """AANets for one learner of a host. The learner gets the attribute `bilevel`.
 
-    A subclass defines `network` and `training_data`, and the other methods of the first group
-    where the defaults do not fit. It then says when phases begin and end: with `phase_around`, or
-    with `begin_phase` and `end_phase`, called by `before` and `after`.
+    A subclass defines `network` and `training_data`, and other methods of the first group if the
+    defaults do not fit. It also says when a phase begins and ends: with `phase_around`, or with
+    `begin_phase` and `end_phase`, which `before` and `after` can call.
 
     Args:
-        host: the learner.
-        loss_fn: `loss_fn(model, batch)` gives the loss of a balanced batch. Default: `self.loss`.
-        base_phase: False for a network that is trained already.
-        batch_size: of the passes over the balanced data. It changes speed and memory only.
-        options: those of `AANetConfig`.
+        host: The learner.
+        loss_fn: `loss_fn(model, batch)` returns the loss of a balanced batch. It gets the network
+            in eval mode. Default: `self.loss`.
+        base_phase: False if the network is trained already.
+        batch_size: Batch size of the passes over the balanced data. It changes speed and memory
+            only.
+        options: Options of `AANetConfig`.
     """
 
     def __init__(
@@ -82,19 +78,13 @@ class HostAdapter:
         **options: Any,
     ) -> None:
         self.host = host
-        self.config = AANetConfig(**options)
-        self.batch_size = batch_size
-        self.seed = torch.initial_seed()
-        self.seen: set[int] = set()
-        self._last_data: Any = None
-        self._memory: Any = None
-        self._kept: list[Any] = []
-        self._loader: DataLoader[Any] | None = None
+        config = AANetConfig(**options)
+        self.samples = BalancedSamples(type(host).__name__, config.per_class, batch_size)
         self._no_decay: PhiWithoutDecay | None = None
         before = self._parameters()
-        convert_to_aanet(self.backbone(), **self.config.conversion)
+        convert_to_aanet(self.backbone(), **config.conversion)
         self.bilevel = BilevelStrategy.from_config(
-            self.network(), self.config, loss_fn=loss_fn or self.loss, base_phase=base_phase
+            self.network(), config, loss_fn=loss_fn or self.loss, base_phase=base_phase
         )
         self._follow_parameters(before)
         host.bilevel = self.bilevel
@@ -102,84 +92,84 @@ class HostAdapter:
     # -- where things are in the host ------------------------------------------------------------
 
     def network(self) -> nn.Module:
-        """The whole network, with the head: what `loss` calls."""
+        """Return the whole network with its head. `loss` calls it."""
         raise NotImplementedError
 
     def backbone(self) -> nn.Module:
-        """The module to convert, in the network or the network itself."""
+        """Return the module to convert: a part of the network, or all of it."""
         return unwrapped(self.network())
 
     def training_data(self) -> Any:
-        """The dataset of the current phase. Exemplars may be in it."""
+        """Return the dataset of the current phase. It may contain exemplars."""
         raise NotImplementedError
 
     def memory(self) -> Any:
-        """A dataset with samples of old classes, its items like those of the training data.
+        """Return a dataset with samples of old classes, or None if there is no memory.
 
-        Asked when a phase begins. New classes may be in it; they are left out. None: there is no
-        memory. Old classes that neither dataset has come from samples of their own phase, which
-        are kept for α alone.
+        Its items must have the form of those of the training data. It is called when a phase
+        begins. Samples of new classes are ignored. If neither dataset has a sample of an old class,
+        samples of the phase in which the class was new are kept for α alone.
         """
         return None
 
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps of one epoch, asked at the first step of the phase.
+        """Return the optimizer steps of one epoch. It is called at the first step of the phase.
 
         None: the adapter calls `after_epoch` itself.
         """
         return None
 
+    def logits(self, outputs: Any) -> Tensor:
+        """Return the logits of the classes in the output of the network."""
+        return logits_of(outputs)
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a balanced batch. Runs in evaluation mode."""
-        return cross_entropy(model, batch)
+        """Return the mean loss of a balanced batch. The model is in eval mode."""
+        return cross_entropy(model, batch, self.bilevel.classes, self.logits)
 
     def optimizer(self) -> Optimizer | None:
-        """An optimizer that the host keeps between phases; it is given the new parameters.
+        """Return an optimizer that the host keeps between phases. New parameters are added to it.
 
-        Hosts that build one for each task need nothing here.
+        None: the host builds an optimizer for each task.
         """
         return None
 
     def parameters_changed(
         self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
     ) -> None:
-        """For hosts that keep something of their own for each parameter."""
+        """Called when parameters were replaced or added. For hosts that keep data about them."""
 
-    # -- phases ------------------------------------------------------------------------------------
+    # -- phases ----------------------------------------------------------------------------------
 
     def begin_phase(self) -> None:
-        """Begin a phase. The data and the memory of the task must be in their place."""
+        """Begin a phase. The data and the memory of the task must be available."""
         self._follow_network()
-        self._loader = None
-        self._memory = self.memory()
+        memory = self.memory()
         self.bilevel.begin_phase()
-        if not self.bilevel.in_base_phase:
-            self._keep_samples()
-        self._last_data = self.training_data()
+        self.samples.begin_phase(self.bilevel.phase_index, self.training_data(), memory)
         if type(self).steps_per_epoch is not HostAdapter.steps_per_epoch:
-            self.bilevel.attach(self.balanced_loader, every=self._steps)
+            self.bilevel.attach(self.samples.loader, every=self._steps)
         self._no_decay = PhiWithoutDecay(self.bilevel.model)
 
     def after_epoch(self) -> None:
-        """Update α: for hosts that tell when an epoch ends, so that no steps are counted."""
-        self.bilevel.after_epoch(self.balanced_loader)
+        """Update α. For hosts that say when an epoch ends, so that no steps are counted."""
+        self.bilevel.after_epoch(self.samples.loader)
 
     def end_phase(self) -> None:
         """End the phase, right after the main training.
 
-        Parameters appear at the end of phase 0. Code of the host that looks at parameters after
-        the training, such as EWC's, should run later.
+        The end of phase 0 adds parameters. Code of the host that reads parameters after the
+        training, such as EWC's, should run after this.
         """
-        self._remove_hooks()
-        if not self.bilevel.epoch and not self.bilevel.in_base_phase:
+        steps = self._remove_hooks()
+        if steps and not self.bilevel.epoch and not self.bilevel.in_base_phase:
             warnings.warn(
                 f"{type(self.host).__name__} did not train the backbone in phase "
-                f"{self.bilevel.phase_index}, so that α did not learn. AANets changes nothing for "
+                f"{self.bilevel.phase_index}, so α did not learn. AANets changes nothing for "
                 f"methods that keep the backbone fixed.",
                 stacklevel=2,
             )
-        self.seen.update(targets_of(self._last_data).tolist())
-        self._memory = self._loader = None
+        self.samples.end_phase()
         before = self._parameters()
         self.bilevel.end_phase()
         self._follow_parameters(before)
@@ -226,17 +216,17 @@ class HostAdapter:
         setattr(self.host, name, wrapped)
 
     def keep_in_state_dict(self, module: nn.Module) -> None:
-        """Let `module.state_dict()` carry the state of `bilevel`, as one tensor of bytes.
+        """Add the state of `bilevel` to `module.state_dict()`, as one tensor of bytes.
 
-        A host that goes back to its best epoch then takes the steps and the history of α back
-        with it, and a checkpoint of the host goes on where it was saved.
+        So a host that restores its best epoch also restores the steps and the history of α, and a
+        checkpoint of the host continues where it was saved.
         """
         name = "aanets_state"
 
         def save(this: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
             if this is module:
                 file = io.BytesIO()
-                torch.save(self.bilevel.state_dict(), file)
+                torch.save({**self.bilevel.state_dict(), "seen": sorted(self.samples.seen)}, file)
                 data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
                 state_dict[prefix + name] = data
 
@@ -254,8 +244,9 @@ class HostAdapter:
         now = (bilevel.phase_index, bilevel.in_phase)
         epoch = bilevel.epoch
         bilevel.load_state_dict(state)
+        self.samples.seen = set(state["seen"])
         if now == (state["phase"], state["in_phase"]):
-            bilevel.epoch = epoch  # the host goes back to an earlier epoch, but counts on
+            bilevel.epoch = epoch  # the host restores an earlier epoch, but goes on counting
 
     def _steps(self) -> int:
         steps = self.steps_per_epoch()
@@ -263,7 +254,7 @@ class HostAdapter:
         return steps
 
     def _follow_network(self) -> None:
-        """Go on with a network that the host put in the place of the one it had."""
+        """Use the network that the host has now, which may be a copy of the one before."""
         network = unwrapped(self.network())
         if network is self.bilevel.model:
             return
@@ -273,76 +264,6 @@ class HostAdapter:
                 f"without adaptive levels. AANets needs the same backbone in every task."
             )
         self.bilevel.model = network
-
-    # -- balanced data -----------------------------------------------------------------------------
-
-    def balanced_loader(self) -> DataLoader[Any]:
-        """Batches with equally many samples of every class seen so far, drawn once per phase."""
-        if self._loader is None:
-            parts = self._parts()
-            labels = torch.cat([targets_of(part) for part in parts])
-            chosen = self._draw(labels, self.config.per_class)
-            self._loader = DataLoader(
-                Subset(ConcatDataset(parts), chosen.tolist()), batch_size=self.batch_size
-            )
-            self._tell(labels, chosen)
-        return self._loader
-
-    def _parts(self) -> list[Any]:
-        """The training data, and samples of the old classes that are not in it."""
-        parts = [self.training_data()]
-        for source in (self._memory, *self._kept):
-            if source is not None:
-                present = {label for part in parts for label in targets_of(part).tolist()}
-                parts += _of_classes(source, self.seen - present)
-        return parts
-
-    def _keep_samples(self) -> None:
-        """Keep some samples of the last phase's classes, where the host kept none."""
-        present = {label for part in self._parts() for label in targets_of(part).tolist()}
-        if self._last_data is None or not self.seen - present:
-            return
-        for part in _of_classes(self._last_data, self.seen - present):
-            labels = targets_of(part)
-            smallest = int(torch.unique(labels, return_counts=True)[1].min())
-            count = min(self.config.per_class or EXEMPLARS_PER_CLASS, smallest)
-            self._kept.append(Subset(part, self._draw(labels, count).tolist()))
-
-    def _draw(self, labels: Tensor, per_class: int | None) -> Tensor:
-        """Indices with equally many samples of each class.
-
-        A class with too few samples gives each of them more than once: a draw of one sample per
-        class would say little about the classes that have many.
-        """
-        seed = (self.seed + self.bilevel.phase_index) % 2**63
-        generator = torch.Generator().manual_seed(seed)
-        classes, counts = torch.unique(labels, return_counts=True)
-        smallest = int(counts.min())
-        wanted = per_class or max(smallest, min(FEWEST_PER_CLASS, int(counts.max())))
-        if wanted <= smallest:
-            return balanced_indices(labels, wanted, generator)
-        chosen = []
-        for label in classes:
-            own = (labels == label).nonzero().flatten()
-            own = own[torch.randperm(len(own), generator=generator)]
-            chosen.append(own.repeat(-(-wanted // len(own)))[:wanted])
-        indices = torch.cat(chosen)
-        return indices[torch.randperm(len(indices), generator=generator)]
-
-    def _tell(self, labels: Tensor, chosen: Tensor) -> None:
-        classes = set(labels.tolist())
-        count = len(chosen) // len(classes)
-        logger.info(f"α learns on {count} samples of each of {len(classes)} classes.")
-        if missing := self.seen - classes:
-            logger.warning(
-                f"{len(missing)} of {len(self.seen)} old classes have no sample in the memory of "
-                f"{type(self.host).__name__}, so that α learns without them."
-            )
-        if (repeated := len(chosen) - len(set(chosen.tolist()))) > 0:
-            logger.warning(
-                f"some classes have fewer than {count} samples for α; theirs are used more than "
-                f"once ({repeated} times in all)."
-            )
 
     # -- the host's optimizers -------------------------------------------------------------------
 
@@ -356,13 +277,10 @@ class HostAdapter:
             follow_parameters(optimizer, before, after)
         self.parameters_changed(before, after)
 
-    def _remove_hooks(self) -> None:
-        if self._no_decay is not None:
-            self._no_decay.remove()
-            self._no_decay = None
-
-
-def _of_classes(data: Dataset[Any], classes: set[int]) -> list[Any]:
-    """The part of a dataset with these classes; an empty list if it has none of them."""
-    indices = [i for i, label in enumerate(targets_of(data).tolist()) if label in classes]
-    return [Subset(data, indices)] if indices else []
+    def _remove_hooks(self) -> int:
+        """Remove the hooks of the phase; returns the number of optimizer steps in it."""
+        no_decay, self._no_decay = self._no_decay, None
+        if no_decay is None:
+            return 0
+        no_decay.remove()
+        return no_decay.steps

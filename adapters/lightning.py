@@ -27,7 +27,7 @@ from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.levels import levels
+from aanets_plugin.levels import levels, named_levels
 
 from .optimizer import PhiWithoutDecay
 
@@ -42,15 +42,15 @@ class AANetCallback(Callback):  # type: ignore[misc]
     Use one callback for all trainers of a run. `callback.bilevel` has the history of α.
 
     Args:
-        balanced: the loader of class-balanced batches, such as one over
+        balanced: The loader of class-balanced batches, such as one over
             `balanced_subset(new_data, exemplars)`, or a function that returns it. A function is
             called for each update, and never in the first phase.
-        network: the name of the network in the module, "net" for `module.net`. Default: the whole
+        network: The name of the network in the module, "net" for `module.net`. Default: the whole
             module, whose forward then gives the logits.
-        loss_fn: `loss_fn(network, batch)` gives the loss of a balanced batch. Default:
-            cross-entropy of batches `(x, y)`.
-        base_phase: False for a network that is trained already.
-        options: those of `AANetConfig`.
+        loss_fn: `loss_fn(network, batch)` returns the loss of a balanced batch. It gets the network
+            in eval mode. Default: cross-entropy, as in `BilevelStrategy`.
+        base_phase: False if the network is trained already.
+        options: Options of `AANetConfig`.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class AANetCallback(Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """One update of α (Eq. 8)."""
         self.bilevel.after_epoch(self.balanced)
-        for level in levels(self.bilevel.model):
+        for name, level in named_levels(self.bilevel.model).items():
             if level.alpha is not None:
-                pl_module.log(f"alpha/{level.name}", level.alpha[0].item())
+                pl_module.log(f"alpha/{name}", level.alpha[0].item())
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._decay_again()

@@ -20,7 +20,6 @@ import sys
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -46,8 +45,8 @@ def with_aanets(model: Model, **options: Any) -> Model:
     for each task, are refused.
 
     Args:
-        model: a ContinualModel, before its first task.
-        options: those of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` as in
+        model: A ContinualModel, before its first task.
+        options: Options of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` of
             `HostAdapter`.
     """
     _check(model)
@@ -83,11 +82,6 @@ class MammothAdapter(HostAdapter):
         if not hasattr(buffer, "labels") or not hasattr(buffer, "__len__") or not len(buffer):
             return None
         return _BufferData(buffer, self.host.normalization_transform)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Cross-entropy over the classes seen so far: the head has an output for all of them."""
-        x, y = (part.to(self.host.device) for part in batch)
-        return F.cross_entropy(model(x)[:, : self.host.n_seen_classes], y)
 
     def optimizer(self) -> Optimizer | None:
         return getattr(self.host, "opt", None)

@@ -77,10 +77,14 @@ def spare_decay(optimizer: Optimizer, phi: Sequence[nn.Parameter]) -> Callable[[
 
 
 class PhiWithoutDecay:
-    """While this stands, no optimizer's step decays a φ of `model`; `remove` ends it."""
+    """Keeps weight decay off φ of `model` in the steps of all optimizers, until it is removed.
+
+    `steps` is the number of these steps.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.phi = [layer.phi for layer in scaled_layers(model)]
+        self.steps = 0
         self._restore: list[Callable[[], None]] = []
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
@@ -91,6 +95,7 @@ class PhiWithoutDecay:
         self._restore.append(spare_decay(optimizer, self.phi))
 
     def _after(self, *_: Any) -> None:
+        self.steps += 1
         self._restore.pop()()
 
     def remove(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -34,8 +33,8 @@ def with_aanets(learner: Learner, **options: Any) -> Learner:
     Learners with a backbone for each task (DER, FOSTER, MEMO, BEEF, TagFex) are refused.
 
     Args:
-        learner: what `factory.get_model` returns, before its first task.
-        options: those of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` as in
+        learner: What `factory.get_model` returns, before its first task.
+        options: Options of `AANetConfig`, and `loss_fn`, `base_phase` and `batch_size` of
             `HostAdapter`.
     """
     _check(learner)
@@ -77,15 +76,10 @@ class PyCILAdapter(HostAdapter):
     def steps_per_epoch(self) -> int:
         return len(self.loader)
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Cross-entropy over the classes seen so far; batches are `(index, x, y)`."""
-        x, y = batch[1].to(self.host._device), batch[-1].to(self.host._device)
-        logits = model(x)["logits"]
-        classes = self.host._total_classes
-        # PASS has an output for each rotation of a class, IL2A more outputs behind the classes.
-        if type(self.host).__name__ == "PASS":
-            logits = logits[:, ::4]
-        return F.cross_entropy(logits[:, :classes], y)
+    def logits(self, outputs: Any) -> Tensor:
+        """PASS has an output for each rotation of a class; the first one is the class itself."""
+        logits = super().logits(outputs)
+        return logits[:, ::4] if type(self.host).__name__ == "PASS" else logits
 
 
 def _check(learner: Any) -> None:

@@ -26,12 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from aanets_plugin.alpha_gradient import logits_of
 from aanets_plugin.baselines.lifecycle import requires_grad, sgd, train_epoch
 from aanets_plugin.baselines.lucir import LUCIR
 from aanets_plugin.baselines.method import FineTuning
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.checks import check_positive
+from aanets_plugin.default_loss import logits_of
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import permutation
 from aanets_plugin.modes import evaluating

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.checks import check_shapes
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import MapStyle, check_features, check_length, targets_of
+from aanets_plugin.exemplars import MapStyle, check_length, targets_of
+from aanets_plugin.herding import check_features
 
 
 def class_means(

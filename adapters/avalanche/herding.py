@@ -12,7 +12,7 @@ from torch import Tensor
 from aanets_plugin.checks import positive
 from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import herd_classes
+from aanets_plugin.herding import herd_classes
 
 
 class HerdedBuffer(ExemplarsBuffer):  # type: ignore[misc]

@@ -10,7 +10,8 @@ from avalanche.models import TrainEvalModel, avalanche_forward
 from avalanche.training.supervised import SCR
 from torch import Tensor, nn
 
-from aanets_plugin.alpha_gradient import LossFunction, logits_of
+from aanets_plugin.alpha_gradient import LossFunction
+from aanets_plugin.default_loss import logits_of
 
 
 def default_loss(strategy: Any) -> LossFunction:

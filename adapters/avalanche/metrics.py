@@ -12,7 +12,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from avalanche.logging import CSVLogger
 
-from aanets_plugin.levels import levels
+from aanets_plugin.levels import named_levels
 
 from .plugin import AANetPlugin
 
@@ -46,7 +46,9 @@ class AlphaMetric(PluginMetric):  # type: ignore[misc]
     def after_training_epoch(self, strategy: Any) -> list[MetricValue]:
         model = AANetPlugin.of(strategy).bilevel.model
         self._weights = {
-            level.name: level.alpha.tolist() for level in levels(model) if level.alpha is not None
+            name: level.alpha.tolist()
+            for name, level in named_levels(model).items()
+            if level.alpha is not None
         }
         step = strategy.clock.train_iterations
         return [

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import herd_classes
+from aanets_plugin.herding import herd_classes
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 

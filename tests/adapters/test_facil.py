@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from aanets_plugin import UnsupportedModelError, levels
 from aanets_plugin.adapters.facil import with_aanets
 from tests.adapters.hosts_setup import EPOCHS, FACILApproach, Watched, run_facil
+
+# The memories of the stand-ins have 3 or 4 samples of a class.
+pytestmark = pytest.mark.filterwarnings("ignore:.*have fewer than 5 samples")
 
 
 def seeded(**options):
@@ -54,6 +58,18 @@ def test_where_the_host_goes_back_to_its_best_epoch_alpha_goes_back_with_it():
     assert [list(record.weights) for record in last] == alphas(approach)
     assert approach.bilevel.step.squares["layer1"] == sums[-2] != sums[-1]
     assert approach.bilevel.epoch == EPOCHS + 1
+
+
+def test_the_loss_is_over_all_heads_with_the_correction_of_the_approach():
+    approach = run_facil(with_aanets(seeded()), 2)
+    x, y = torch.randn(8, 3, 8, 8), torch.arange(8) % 4
+    logits = torch.cat(approach.model.eval()(x), dim=1)
+    plain = approach.bilevel.loss_fn(approach.model, (x, y))
+    approach.bias_forward = lambda heads: [head * 2 for head in heads]
+    corrected = approach.bilevel.loss_fn(approach.model, (x, y))
+    assert torch.allclose(plain, F.cross_entropy(logits, y))
+    assert torch.allclose(corrected, F.cross_entropy(2 * logits, y))
+    assert not torch.allclose(plain, corrected)
 
 
 def test_a_block_that_the_host_replaces_in_the_first_task_is_in_both_branches():

@@ -14,6 +14,9 @@ from aanets_plugin.adapters.hosts import HostAdapter
 from aanets_plugin.baselines import CifarResNet
 from tests.adapters.hosts_setup import EPOCHS, NEW, TASKS, Watched, images
 
+# The memories of the stand-ins have 3 or 4 samples of a class.
+pytestmark = pytest.mark.filterwarnings("ignore:.*have fewer than 5 samples")
+
 
 class Learner:
     """A private codebase: a network, a loader, a memory, a method that trains a task."""

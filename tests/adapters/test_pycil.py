@@ -8,12 +8,16 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from aanets_plugin import AlreadyConvertedError, ConfigurationError, UnsupportedModelError, levels
 from aanets_plugin.adapters.pycil import with_aanets
 from aanets_plugin.scaling import scaled_layers
 from tests.adapters.hosts_setup import EPOCHS, PyCILLearner, Watched, images, run_pycil
+
+# The memories of the stand-ins have 3 or 4 samples of a class.
+pytestmark = pytest.mark.filterwarnings("ignore:.*have fewer than 5 samples")
 
 
 def seeded(**options):
@@ -66,7 +70,8 @@ def test_a_learner_without_memory_has_samples_kept_for_alpha():
 def test_a_class_with_few_samples_gives_them_more_than_once():
     learner = with_aanets(seeded(memory=1))
     watched = Watched(learner)
-    run_pycil(learner)
+    with pytest.warns(UserWarning, match="have fewer than 5 samples"):
+        run_pycil(learner)
     watched.assert_balanced([EPOCHS, EPOCHS])
     assert set(watched.counts[-1].values()) == {5}
 
@@ -106,6 +111,18 @@ def test_both_branches_learn_and_teacher_and_frozen_kernels_stay():
 
 def first_phi(level):
     return level.stable[0].conv_a.phi
+
+
+def test_of_the_outputs_for_each_rotation_only_those_of_the_class_count():
+    class PASS(PyCILLearner):
+        pass
+
+    learner = with_aanets(PASS())
+    learner._network.update_fc(8)
+    x, y = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 1, 0])
+    loss = learner.bilevel.loss_fn(learner._network.eval(), (torch.arange(4), x, y))
+    logits = learner._network(x)["logits"]
+    assert torch.allclose(loss, F.cross_entropy(logits[:, ::4], y))
 
 
 def test_a_learner_that_adds_a_backbone_per_task_is_refused_untouched():

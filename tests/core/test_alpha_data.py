@@ -28,9 +28,7 @@ from tests.core.alpha_setup import (
     snapshot,
     started,
     touched,
-    wander,
 )
-from tests.networks import DictNet, HeadOverDictNet, HeadsNet, shake
 
 # -- what cannot be learned from --------------------------------------------------------------
 
@@ -66,7 +64,7 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_refused_too():
     [
         (samples()[0], "is a Tensor: must"),
         ((samples()[0],), "is a tuple: must"),
-        ({"x": samples()[0], "y": samples()[1]}, "is a dict: must"),
+        ({"x": samples()[0], "class": samples()[1]}, "is a dict with 'x', 'class': must"),
         (("x", "y"), "is a tuple: must"),
         (None, "NoneType"),
         (3, "int"),
@@ -95,33 +93,6 @@ def test_a_label_without_an_output_is_refused(label):
     ):
         bilevel.after_epoch([(x, y)])
     assert torch.equal(alphas(model), before)
-
-
-@pytest.mark.parametrize(("network", "given"), [(HeadsNet, "list"), (DictNet, "dict")])
-def test_outputs_that_are_not_logits_are_refused(network, given):
-    model = convert_to_aanet(network().double())
-    with pytest.raises(ConfigurationError, match=f"returns a {given}: must be logits.*loss_fn"):
-        started(model).after_epoch(loader())
-
-
-def test_a_dict_of_outputs_is_read_by_its_logits():
-    def head_over_dict():
-        torch.manual_seed(1)
-        return wander(convert_to_aanet(shake(HeadOverDictNet()).double()))
-
-    actual = learned(loader(), model=head_over_dict())
-    explicit = learned(
-        loader(),
-        model=head_over_dict(),
-        loss_fn=lambda m, b: F.cross_entropy(m(b[0])["logits"], b[1]),
-    )
-    other = learned(
-        loader(),
-        model=head_over_dict(),
-        loss_fn=lambda m, b: F.cross_entropy(m(b[0])["features"], b[1]),
-    )
-    assert torch.equal(actual, explicit)
-    assert not torch.equal(actual, other)
 
 
 def indexed(model, batch):

@@ -12,7 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import balanced_indices, balanced_subset, targets_of
@@ -63,6 +70,7 @@ class LabelSequence(Sequence[int]):
 
 
 class TestBalancedIndices:
+    @pytest.mark.filterwarnings("ignore:Class .* has one sample")
     @settings(deadline=None, max_examples=100)
     @given(labels=st.lists(st.integers(-3, 6), min_size=1, max_size=80), data=st.data())
     def test_every_class_gets_the_same_number(self, labels: list[int], data: st.DataObject) -> None:
@@ -100,10 +108,42 @@ class TestBalancedIndices:
             two = balanced_indices(labels)
         assert torch.equal(one, two)
 
-    def test_a_given_generator_leaves_the_global_one_alone(self) -> None:
+    @pytest.mark.parametrize("generator", [None, seeded()], ids=["none", "given"])
+    def test_the_global_random_state_stays(self, generator: torch.Generator | None) -> None:
         before = torch.random.get_rng_state()
-        balanced_indices(LABELS, generator=seeded())
+        balanced_indices(LABELS, generator=generator)
+        balanced_subset(dataset_of([2] * 8), dataset_of([0] * 4), generator=generator)
         assert torch.equal(torch.random.get_rng_state(), before)
+
+    def test_a_small_class_gives_its_samples_more_than_once(self) -> None:
+        labels = torch.tensor([0] * 30 + [1] * 2 + [2] * 9)
+        with pytest.warns(UserWarning, match="1 of 3 classes have fewer than 5 samples"):
+            chosen = balanced_indices(labels, generator=seeded(), min_per_class=5)
+        assert counts_of(labels[chosen]) == {0: 5, 1: 5, 2: 5}
+        of_class = [[i for i in chosen.tolist() if labels[i] == label] for label in range(3)]
+        assert [len(set(indices)) for indices in of_class] == [5, 2, 5]
+        assert sorted(collections.Counter(of_class[1]).values()) == [2, 3]
+
+    def test_min_per_class_changes_nothing_where_every_class_has_as_many(self) -> None:
+        expected = balanced_indices(LABELS, generator=seeded())
+        actual = balanced_indices(LABELS, generator=seeded(), min_per_class=3)
+        assert torch.equal(actual, expected)
+
+    def test_min_per_class_allows_for_a_per_class_that_a_class_does_not_have(self) -> None:
+        labels = torch.tensor([0] * 30 + [1] * 2)
+        with pytest.raises(ConfigurationError, match="class 1 has 2 samples"):
+            balanced_indices(labels, 7)
+        with pytest.warns(UserWarning, match="fewer than 7"):
+            assert counts_of(labels[balanced_indices(labels, 7, min_per_class=1)]) == {0: 7, 1: 7}
+
+    def test_min_per_class_is_at_most_what_the_largest_class_has(self) -> None:
+        with pytest.warns(UserWarning, match="fewer than 3"):
+            assert len(balanced_indices([0, 0, 0, 1], min_per_class=5)) == 6
+
+    def test_a_class_with_one_sample_beside_large_ones_is_noticed(self) -> None:
+        with pytest.warns(UserWarning, match="Class 1 has one sample"):
+            assert len(balanced_indices([0] * 10 + [1])) == 2
+        assert len(balanced_indices([0] * 10 + [1, 1])) == 4
 
     def test_classes_are_mixed(self) -> None:
         labels = torch.arange(2).repeat_interleave(500)
@@ -289,11 +329,44 @@ class TestBalancedSubset:
         assert one != sorted(one)
 
     def test_given_labels_replace_those_of_the_datasets(self) -> None:
-        memory, new = Images(4), Images(6, targets=[9] * 6)
+        memory, new = dataset_of([5] * 4), dataset_of([9] * 6)
         subset = balanced_subset(
             new, memory, targets=[2] * 6, exemplar_targets=[0, 0, 1, 1], generator=seeded()
         )
         assert counts_of(targets_of(subset)) == {0: 2, 1: 2, 2: 2}
+
+    def test_parts_with_items_of_another_form_are_refused(self) -> None:
+        x, y = torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])
+        triples, pairs = TensorDataset(x, x, y), TensorDataset(x, y + 2)
+        with pytest.raises(
+            ConfigurationError, match=r"exemplars are \(·, ·\) and those of dataset \(·, ·, ·\)"
+        ):
+            balanced_subset(triples, pairs)
+        dicts = [{"x": row, "y": 1} for row in x]
+        with pytest.raises(ConfigurationError, match=r"are \{'x': ·, 'y': ·\} and"):
+            balanced_subset(pairs, dicts, exemplar_targets=[0] * 4)
+        same: Any = balanced_subset(triples, TensorDataset(x, x, y + 2))
+        assert len(same) == 8
+
+    def test_comparing_items_does_not_move_random_numbers(self) -> None:
+        class Augmented(Images):
+            def __getitem__(self, index: int) -> Any:
+                return torch.rand(2), 0
+
+        before = torch.random.get_rng_state()
+        balanced_subset(Augmented(4, targets=[0] * 4), Augmented(4, targets=[1] * 4))
+        assert torch.equal(torch.random.get_rng_state(), before)
+
+    @pytest.mark.parametrize("kind", ["pair", "images"])
+    def test_arrays_are_not_a_dataset(self, kind: str) -> None:
+        x, y = torch.zeros(4, 2, 2).numpy(), torch.tensor([0, 0, 1, 1]).numpy()
+        arrays: Any = (x, y) if kind == "pair" else x
+        with pytest.raises(ConfigurationError, match=r"exemplars is a .*: must be a dataset\."):
+            balanced_subset(dataset_of([2] * 8), arrays)
+
+    def test_a_dataset_that_contains_the_exemplars_needs_no_second_part(self) -> None:
+        subset = balanced_subset(dataset_of([2] * 8 + [0] * 3), generator=seeded())
+        assert counts_of(targets_of(subset)) == {0: 3, 2: 3}
 
     def test_a_loader_reads_it(self) -> None:
         subset = balanced_subset(dataset_of([2] * 8), dataset_of([0] * 4), generator=seeded())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import herd, herd_classes
+from aanets_plugin.herding import herd, herd_classes
 from tests.core.exemplars_setup import LABELS, dataset_of, seeded
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aanets_plugin import convert_to_aanet, levels, thaw_base
+from aanets_plugin import ConfigurationError, convert_to_aanet, levels, thaw_base
 from aanets_plugin.baselines import CifarResNet
 from tests.core.hosts_setup import (
     BLOCKS,
@@ -153,13 +153,12 @@ def test_a_checkpoint_of_data_parallel_loads_into_data_parallel():
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_checkpoint_of_a_plain_network_leaves_the_state_alone(strict):
-    net = converted(**DEFAULT)
-    before, plain = snapshot(net.layer1), CifarResNet(1, 5).state_dict()
-    if strict:
-        with pytest.raises(RuntimeError, match="Missing key"):
-            net.load_state_dict(plain)
-    else:
-        net.load_state_dict(plain, strict=False)
+def test_a_checkpoint_of_a_plain_network_is_refused_and_leaves_the_state_alone(strict):
+    net = nn.DataParallel(converted(**DEFAULT))
+    before, plain = snapshot(net.module.layer1), nn.DataParallel(CifarResNet(1, 5)).state_dict()
+    with pytest.raises(ConfigurationError, match=r"not converted.*'module\.layer1\.0.*Load it be"):
+        net.load_state_dict(plain, strict=strict)
+    net = net.module
+    net.load_state_dict({"fc.weight": net.fc.weight + 1}, strict=False)  # the control: a head alone
     assert levels(net)[0].base_frozen
     assert not changed(net.layer1, before)

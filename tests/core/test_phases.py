@@ -238,6 +238,39 @@ def test_an_optimizer_built_before_phi_exists_is_noticed(early):
     assert all(w.filename == __file__ for w in caught)
 
 
+@pytest.mark.parametrize("update_base", [True, False])
+def test_a_phase_without_training_is_not_a_wrong_optimizer(update_base):
+    model = aanet()
+    bilevel = BilevelStrategy(model, update_base=update_base)
+    with bilevel.phase():
+        bilevel.after_epoch()
+    with bilevel.phase():
+        bilevel.after_epoch(loader())
+    with bilevel.phase():
+        train(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        bilevel.after_epoch(loader())
+    with bilevel.phase():
+        bilevel.after_epoch(loader())
+
+
+@pytest.mark.parametrize("value", [-200.0, float("inf"), float("nan"), 50.0])
+def test_an_absurd_phi_is_noticed_once_in_a_phase(value):
+    model = aanet()
+    bilevel = started(model, lr=0)
+    next(scaled_layers(model)).phi.data[0] = value
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bilevel.after_epoch()
+        bilevel.after_epoch()
+        bilevel.end_phase()
+        bilevel.begin_phase()
+        bilevel.end_phase()
+    noticed = [str(w.message) for w in caught if "φ is up to" in str(w.message)]
+    assert len(noticed) == (0 if value == 50 else 2)
+    assert all("gradients of φ, so they add up" in text for text in noticed)
+    assert all(w.filename == __file__ for w in caught)
+
+
 def test_a_with_block_is_a_phase():
     model = aanet()
     bilevel = BilevelStrategy(model)

@@ -1,0 +1,103 @@
+"""The default loss of α: cross-entropy for the common forms of batches and model outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.exemplars import targets_of
+
+_INPUTS = ("image", "images", "x", "input", "inputs")
+_LABELS = ("label", "labels", "y", "target", "targets")
+_WRITE_LOSS_FN = """Pass a loss_fn that reads it to BilevelStrategy:
+
+    def loss_fn(model, batch):  # the model is in eval mode
+        x, y = …
+        logits = model(x)
+        return torch.nn.functional.cross_entropy(logits, y)"""
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """Return the logits in a model's output.
+
+    They are the output itself, its entry `"logits"`, or the outputs of a list of heads side by
+    side. A tuple is refused, since it may be `(logits, features)`.
+    """
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else outputs
+    if isinstance(logits, list) and logits:
+        logits = torch.cat([logits_of(head) for head in logits], dim=1)
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise ConfigurationError(
+            f"The model returns a {type(outputs).__name__}: must be logits [batch, classes], a "
+            f"dict with 'logits' or a list of heads. {_WRITE_LOSS_FN}"
+        )
+    return logits
+
+
+def cross_entropy(
+    model: nn.Module,
+    batch: Any,
+    classes: Tensor | None = None,
+    logits_of: Callable[[Any], Tensor] = logits_of,
+) -> Tensor:
+    """Return the mean cross-entropy of a batch. This is the default `loss_fn`.
+
+    Args:
+        model: The model, in eval mode.
+        batch: `(x, y, …)`, `(index, x, y, …)`, or a dict with, for example, "image" and "label".
+        classes: The classes of the balanced data. The logits of other classes, which a head made
+            for all classes has before they are seen, are left out. Default: use all logits.
+        logits_of: Returns the logits in the model's output.
+    """
+    x, y = _inputs_and_labels(batch)
+    device = next(itertools.chain(model.parameters(), model.buffers())).device
+    logits = logits_of(model(x.to(device, non_blocking=True)))
+    outputs = logits.shape[1]
+    if not y.is_cuda and len(y) and not 0 <= int(y.min()) <= int(y.max()) < outputs:
+        raise ConfigurationError(
+            f"The balanced batch has labels from {int(y.min())} to {int(y.max())}, but the model "
+            f"has {outputs} outputs. Map the labels as the training loop does, or pass a loss_fn."
+        )
+    if classes is not None and len(classes) < outputs and torch.isin(y.cpu(), classes).all():
+        unseen = torch.ones(outputs, dtype=torch.bool)
+        unseen[classes[classes < outputs]] = False
+        logits = logits.masked_fill(unseen.to(device), -torch.inf)
+    return F.cross_entropy(logits, y.to(device, non_blocking=True))
+
+
+def classes_of(loader: Any) -> Tensor | None:
+    """Return the classes in the dataset of a loader without reading samples; None if unknown."""
+    dataset = getattr(loader, "dataset", None)
+    try:
+        return None if dataset is None else torch.unique(targets_of(dataset))
+    except Exception:  # labels of a host's dataset may be computed by any code
+        return None
+
+
+def _inputs_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
+    parts: list[Any] = []
+    if isinstance(batch, Mapping):
+        names = [next((n for n in given if n in batch), None) for given in (_INPUTS, _LABELS)]
+        parts = [batch[name] for name in names if name is not None]
+    elif isinstance(batch, (tuple, list)):
+        # (index, x, y): the inputs of a network have more than one dimension.
+        parts = list(batch[1:] if len(batch) > 2 and _is_index(batch[0]) else batch)
+    if len(parts) < 2 or not all(isinstance(part, Tensor) for part in parts[:2]):
+        form = f"a {type(batch).__name__}"
+        if isinstance(batch, Mapping):
+            form += f" with {', '.join(map(repr, batch)) or 'no entries'}"
+        raise ConfigurationError(
+            f"The balanced batch is {form}: must be (x, y, …), (index, x, y, …) or a dict with "
+            f"'image' and 'label', of tensors. {_WRITE_LOSS_FN}"
+        )
+    return parts[0], parts[1]
+
+
+def _is_index(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dim() == 1 and not part.is_floating_point()
