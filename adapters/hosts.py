@@ -96,13 +96,14 @@ class HostAdapter:
         self.bilevel = BilevelStrategy.from_config(
             self.network(), self.config, loss_fn=loss_fn or self.loss, base_phase=base_phase
         )
+        self._levels = len(levels(self.bilevel.model))
         self._follow_parameters(before)
         host.bilevel = self.bilevel
 
     # -- where things are in the host ------------------------------------------------------------
 
     def network(self) -> nn.Module:
-        """The whole network, with the head: what `loss` calls."""
+        """The whole network, with the head and without teachers: what `loss` calls."""
         raise NotImplementedError
 
     def backbone(self) -> nn.Module:
@@ -265,12 +266,17 @@ class HostAdapter:
     def _follow_network(self) -> None:
         """Go on with a network that the host put in the place of the one it had."""
         network = unwrapped(self.network())
-        if network is self.bilevel.model:
-            return
-        if not levels(network):
+        count = len(levels(network))
+        if not count:
             raise PhaseError(
                 f"{type(self.host).__name__} has another network now, a {type(network).__name__} "
                 f"without adaptive levels. AANets needs the same backbone in every task."
+            )
+        if count != self._levels:
+            raise PhaseError(
+                f"The network of {type(self.host).__name__} has {count} adaptive levels and had "
+                f"{self._levels} before: a copy of it, such as a teacher, is inside. α of the copy "
+                f"would be changed. Let network() return the trained network without the copy."
             )
         self.bilevel.model = network
 
