@@ -86,13 +86,14 @@ class HostAdapter:
         self.bilevel = BilevelStrategy.from_config(
             self.network(), config, loss_fn=loss_fn or self.loss, base_phase=base_phase
         )
+        self._levels = len(levels(self.bilevel.model))
         self._follow_parameters(before)
         host.bilevel = self.bilevel
 
     # -- where things are in the host ------------------------------------------------------------
 
     def network(self) -> nn.Module:
-        """Return the whole network with its head. `loss` calls it."""
+        """Return the whole network with its head and without teachers. `loss` calls it."""
         raise NotImplementedError
 
     def backbone(self) -> nn.Module:
@@ -256,12 +257,17 @@ class HostAdapter:
     def _follow_network(self) -> None:
         """Use the network that the host has now, which may be a copy of the one before."""
         network = unwrapped(self.network())
-        if network is self.bilevel.model:
-            return
-        if not levels(network):
+        count = len(levels(network))
+        if not count:
             raise PhaseError(
                 f"{type(self.host).__name__} has another network now, a {type(network).__name__} "
                 f"without adaptive levels. AANets needs the same backbone in every task."
+            )
+        if count != self._levels:
+            raise PhaseError(
+                f"The network of {type(self.host).__name__} has {count} adaptive levels and had "
+                f"{self._levels} before: a copy of it, such as a teacher, is inside. α of the copy "
+                f"would be changed. Let network() return the trained network without the copy."
             )
         self.bilevel.model = network
 

@@ -1,11 +1,11 @@
 """Lightning: AANetCallback learns α between the epochs of `trainer.fit`.
 
 Example:
-    >>> from aanets_plugin.adapters.lightning import AANetCallback
-    >>> aanets = AANetCallback(balanced=lambda: balanced_loader)
-    >>> for train_loader in tasks:
-    ...     trainer = Trainer(max_epochs=10, callbacks=[aanets])
-    ...     trainer.fit(module, train_loader)
+
+    aanets = AANetCallback(balanced=lambda: balanced_loader)
+    for train_loader in tasks:
+        trainer = Trainer(max_epochs=10, callbacks=[aanets])
+        trainer.fit(module, train_loader)
 """
 
 from __future__ import annotations

@@ -94,37 +94,44 @@ class PyCILLearner:
         self._network, self._old_network = PyCILNetwork(), None
         self._cur_task, self._known_classes, self._total_classes = -1, 0, 0
         self._device, self._memory_size, self.fine_tuning = torch.device("cpu"), memory, fine_tuning
-        self._data, self._targets = [], []
+        self._data_memory, self._targets_memory = np.array([]), np.array([])
         self.optimizers = []
 
     def _get_memory(self):
-        return (np.concatenate(self._data), np.concatenate(self._targets)) if self._data else None
+        if len(self._data_memory) == 0:
+            return None
+        return self._data_memory, self._targets_memory
 
-    def incremental_train(self, data):
+    def incremental_train(self, data_manager):
         self._cur_task += 1
         self._total_classes = self._known_classes + NEW
         self._network.update_fc(self._total_classes)
-        x, y = data(self._cur_task)
+        x, y = data_manager(self._cur_task)
         memory = self._get_memory()
-        both = (np.concatenate(pair) for pair in zip((x, y), memory, strict=True)) if memory else 0
-        dataset = ArrayData(*(both if memory else (x, y)))
-        self.train_loader = DataLoader(dataset, 5, shuffle=True)
-        self._train(self.train_loader)
-        for label in range(self._known_classes, self._total_classes):
-            self._data += [x[y == label][: self._memory_size]] if self._memory_size else []
-            self._targets += [y[y == label][: self._memory_size]] if self._memory_size else []
+        new = x, y
+        if memory is not None:
+            x, y = (np.concatenate(pair) for pair in zip(new, memory, strict=True))
+        self.train_loader = DataLoader(ArrayData(x, y), 5, shuffle=True)
+        self.test_loader = DataLoader(ArrayData(*new), 5)
+        self._train(self.train_loader, self.test_loader)
+        if self._memory_size:
+            # The first samples of each new class, after the exemplars of the old ones.
+            kept = [np.flatnonzero(new[1] == label)[: self._memory_size] for label in set(new[1])]
+            exemplars = tuple(part[np.concatenate(kept)] for part in new)
+            parts = [exemplars] if memory is None else [memory, exemplars]
+            self._data_memory, self._targets_memory = map(np.concatenate, zip(*parts, strict=True))
 
     def after_task(self):
         self._old_network = copy.deepcopy(self._network).requires_grad_(False).eval()
         self._known_classes = self._total_classes
 
-    def _train(self, loader):
+    def _train(self, train_loader, test_loader):
         for epochs in (EPOCHS, self.fine_tuning):
             optimizer = torch.optim.SGD(self._network.parameters(), 0.05, 0.9, weight_decay=0.1)
             self.optimizers.append(optimizer)
             for _ in range(epochs):
                 self._network.train()
-                for _, x, y in loader:
+                for _, x, y in train_loader:
                     loss = F.cross_entropy(self._network(x)["logits"], y)
                     optimizer.zero_grad()
                     loss.backward()
@@ -181,19 +188,23 @@ class MammothData(Dataset):
 class Reservoir:
     """A buffer that new classes come into while the task lasts."""
 
-    def __init__(self, size):
-        self.examples, self.labels = torch.zeros(size, 3, 8, 8), torch.zeros(size, dtype=torch.long)
-        self.seen = 0
+    def __init__(self, buffer_size):
+        self.buffer_size, self.num_seen_examples = buffer_size, 0
 
     def __len__(self):
-        return min(self.seen, len(self.labels))
+        return min(self.num_seen_examples, self.buffer_size)
 
-    def add_data(self, examples, labels):
+    def add_data(self, examples, labels=None):
+        if not hasattr(self, "examples"):
+            self.examples = torch.zeros(self.buffer_size, *examples.shape[1:])
+            self.labels = torch.zeros(self.buffer_size, dtype=torch.long)
         for x, y in zip(examples, labels, strict=True):
-            place = self.seen if self.seen < len(self.labels) else np.random.randint(self.seen + 1)
-            if place < len(self.labels):
+            place = seen = self.num_seen_examples
+            if seen >= self.buffer_size:
+                place = np.random.randint(seen + 1)
+            if place < self.buffer_size:
                 self.examples[place], self.labels[place] = x, y
-            self.seen += 1
+            self.num_seen_examples += 1
 
 
 class MammothModel(nn.Module):
@@ -205,18 +216,26 @@ class MammothModel(nn.Module):
         super().__init__()
         self.net, self.kind, self.device = MammothNet(), kind, torch.device("cpu")
         self.normalization_transform = nn.Identity()
-        self.current_task, self.n_seen_classes = 0, 0
+        self._current_task, self._n_seen_classes = 0, 0
         self.opt = self.get_optimizer()
         if kind == "er":
             self.buffer = Reservoir(12)
         self.checkpoint = self.net.get_params().data.clone() if kind == "si" else None
         self.small_omega, self.big_omega, self.fish = 0, None, None
 
-    def get_optimizer(self):
-        return torch.optim.SGD(self.net.parameters(), 0.05, weight_decay=0.1)
+    @property
+    def current_task(self):
+        return self._current_task
+
+    @property
+    def n_seen_classes(self):
+        return self._n_seen_classes
+
+    def get_optimizer(self, params=None, lr=None):
+        return torch.optim.SGD(params or self.net.parameters(), lr or 0.05, weight_decay=0.1)
 
     def meta_begin_task(self, dataset):
-        self.n_seen_classes = (self.current_task + 1) * NEW
+        self._n_seen_classes = (self.current_task + 1) * NEW
         self.opt = self.get_optimizer()
 
     def meta_end_epoch(self, epoch, dataset):
@@ -224,7 +243,7 @@ class MammothModel(nn.Module):
 
     def meta_end_task(self, dataset):
         self.end_task(dataset)
-        self.current_task += 1
+        self._current_task += 1
 
     def end_task(self, dataset):
         now = self.net.get_params().data
@@ -241,10 +260,10 @@ class MammothModel(nn.Module):
                 fish = fish + self.net.get_grads() ** 2
             self.fish, self.checkpoint = fish, now.clone()
 
-    def observe(self, x, y, not_augmented):
+    def observe(self, inputs, labels, not_aug_inputs, epoch=None):
         before = self.net.get_params().data
         self.opt.zero_grad()
-        loss = F.cross_entropy(self.net(x), y)
+        loss = F.cross_entropy(self.net(inputs), labels)
         for importance in (self.big_omega, self.fish):
             if importance is not None:
                 loss = loss + (importance * (self.net.get_params() - self.checkpoint) ** 2).sum()
@@ -254,7 +273,7 @@ class MammothModel(nn.Module):
         if self.kind == "si":
             self.small_omega = self.small_omega + gradients * (before - self.net.get_params().data)
         if self.kind == "er":
-            self.buffer.add_data(not_augmented, y)
+            self.buffer.add_data(not_aug_inputs, labels)
 
 
 def run_mammoth_task(model, task, epochs=EPOCHS):
@@ -263,7 +282,7 @@ def run_mammoth_task(model, task, epochs=EPOCHS):
     for epoch in range(epochs):
         model.net.train()
         for batch in dataset.train_loader:
-            model.observe(*batch)
+            model.observe(*batch, epoch=epoch)
         model.meta_end_epoch(epoch, dataset)
     model.meta_end_task(dataset)
 
@@ -297,9 +316,16 @@ class FACILNet(nn.Module):
         self.model.classifier = nn.Identity()
         self.heads = nn.ModuleList()
 
-    def forward(self, x):
+    def forward(self, x, return_features=False):
         features = self.model(x)
-        return [head(features) for head in self.heads]
+        outputs = [head(features) for head in self.heads]
+        return (outputs, features) if return_features else outputs
+
+    def get_copy(self):
+        return copy.deepcopy(self.state_dict())
+
+    def set_state_dict(self, state_dict):
+        self.load_state_dict(copy.deepcopy(state_dict))
 
 
 class FACILApproach:
@@ -325,8 +351,8 @@ class FACILApproach:
         states = []
         for _ in range(EPOCHS + 1):
             self.train_epoch(t, trn_loader)
-            states.append(copy.deepcopy(self.model.state_dict()))
-        self.model.load_state_dict(copy.deepcopy(states[self.back_to]))
+            states.append(self.model.get_copy())
+        self.model.set_state_dict(states[self.back_to])
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
         self.train_epoch(t, trn_loader)  # fine-tuning
         if self.exemplars_dataset is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,11 @@ def test_a_host_that_takes_another_network_is_told():
     learner.net = CifarResNet(1, 4)
     with pytest.raises(PhaseError, match="another network now"):
         learner.train_task(0)
+
+
+def test_a_teacher_inside_the_network_is_refused():
+    learner = documented()(Learner())
+    learner.train_task(0)
+    learner.net.teacher = copy.deepcopy(learner.net)
+    with pytest.raises(PhaseError, match="has 6 adaptive levels and had 3 before"):
+        learner.train_task(1)
