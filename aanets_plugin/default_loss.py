@@ -15,7 +15,7 @@ from aanets_plugin.exemplars import targets_of
 
 _INPUTS = ("image", "images", "x", "input", "inputs")
 _LABELS = ("label", "labels", "y", "target", "targets")
-_WRITE_LOSS_FN = """Pass a loss_fn that reads it to BilevelStrategy:
+_WRITE_LOSS_FN = """Pass a loss_fn that reads it, for BilevelStrategy:
 
     def loss_fn(model, batch):  # the model is in eval mode
         x, y = …

@@ -319,6 +319,6 @@ def test_what_cannot_be_is_refused():
         refine_exemplars(model, images, LABELS, batch)
     with pytest.raises(ConfigurationError, match="a list, has run out"):
         refine_exemplars(model, images, LABELS, [])
-    model.register_forward_hook(lambda _, args, output: [output])
-    with pytest.raises(ConfigurationError, match="returns a list"):
+    model.register_forward_hook(lambda _, args, output: (output,))
+    with pytest.raises(ConfigurationError, match="returns a tuple"):
         refine_exemplars(model, images, LABELS, [batch])
