@@ -39,7 +39,7 @@ def test_the_adapter_of_the_guide_runs_and_has_twenty_lines():
     assert len([line for line in adapter.splitlines() if line.strip()]) <= 20
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's, about workers and hardware
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # about workers and hardware
 def test_the_lightning_example_runs(tmp_path, monkeypatch):
     pytest.importorskip("lightning", reason="Lightning is not installed")
     monkeypatch.chdir(tmp_path)

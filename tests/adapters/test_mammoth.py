@@ -118,7 +118,7 @@ def test_after_a_checkpoint_the_buffer_still_gives_the_old_classes():
     model = run_mammoth(with_aanets(seeded()), 2)
     other = with_aanets(seeded())
     other.load_state_dict(copy.deepcopy(model.state_dict()))
-    other.buffer, other.current_task = model.buffer, 2
+    other.buffer, other._current_task = model.buffer, 2
     watched = Watched(other)
     run_mammoth_task(other, 2)
     assert all(set(counts) == set(range(6)) for counts in watched.counts)

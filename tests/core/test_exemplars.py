@@ -408,5 +408,5 @@ class TestBalancedSubset:
             balanced_subset(pairs)
 
     def test_nothing_to_choose_from_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="is empty"):
+        with pytest.raises(ConfigurationError, match="are empty"):
             balanced_subset(dataset_of([]), dataset_of([]))
