@@ -87,7 +87,10 @@ def run(arm: str, args: argparse.Namespace, seed: int, progress: tqdm) -> tuple[
         loader = DataLoader(
             ConcatDataset([new, memory]) if memory else new, batch_size=32, shuffle=True
         )
-        balanced = DataLoader(balanced_subset(new, memory), batch_size=128) if memory else None
+        balanced = None
+        if memory:
+            subset = balanced_subset(new, memory, generator=torch.default_generator)
+            balanced = DataLoader(subset, batch_size=128)
         epochs = args.epochs if memory else 2 * args.epochs
         with bilevel.phase() if bilevel else nullcontext():  # (2)
             groups = parameter_groups(model, lr=0.05, weight_decay=5e-4)
