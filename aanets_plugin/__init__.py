@@ -1,61 +1,68 @@
-"""Adaptive Aggregation Networks as a plug-in for class-incremental learning."""
+"""Adaptive Aggregation Networks as a plug-in for class-incremental learning.
+
+Names are imported on first use, so that the command `aanets` explains itself at once.
+"""
 
 from typing import TYPE_CHECKING
 
-from aanets_plugin.bilevel import AlphaRecord, BilevelStrategy
-from aanets_plugin.budget import MemoryBudget, Profile, profile, profile_table
-from aanets_plugin.config import AANetConfig
-from aanets_plugin.convert import convert_to_aanet, freeze_base, thaw_base
-from aanets_plugin.errors import (
-    AANetError,
-    AlreadyConvertedError,
-    ConfigurationError,
-    NonFiniteLossError,
-    PhaseError,
-    UnsupportedModelError,
-)
-from aanets_plugin.exemplars import balanced_indices, balanced_subset, targets_of
-from aanets_plugin.herding import herd, herd_classes
-from aanets_plugin.levels import AdaptiveLevel
-from aanets_plugin.optim import parameter_groups
-from aanets_plugin.plots import plot_alpha
-from aanets_plugin.stages import find_stages
+from aanets_plugin.lazy_names import on_first_use
 
 if TYPE_CHECKING:
-    from aanets_plugin.fold import fold
-    from aanets_plugin.levels import levels
-else:  # the modules of these names, which can be called like the functions
-    from aanets_plugin import fold, levels
+    from aanets_plugin.bilevel import AlphaRecord as AlphaRecord
+    from aanets_plugin.bilevel import BilevelStrategy as BilevelStrategy
+    from aanets_plugin.budget import MemoryBudget as MemoryBudget
+    from aanets_plugin.budget import Profile as Profile
+    from aanets_plugin.budget import profile as profile
+    from aanets_plugin.budget import profile_table as profile_table
+    from aanets_plugin.config import AANetConfig as AANetConfig
+    from aanets_plugin.convert import convert_to_aanet as convert_to_aanet
+    from aanets_plugin.convert import freeze_base as freeze_base
+    from aanets_plugin.convert import thaw_base as thaw_base
+    from aanets_plugin.errors import AANetError as AANetError
+    from aanets_plugin.errors import AlreadyConvertedError as AlreadyConvertedError
+    from aanets_plugin.errors import ConfigurationError as ConfigurationError
+    from aanets_plugin.errors import NonFiniteLossError as NonFiniteLossError
+    from aanets_plugin.errors import PhaseError as PhaseError
+    from aanets_plugin.errors import UnsupportedModelError as UnsupportedModelError
+    from aanets_plugin.exemplars import balanced_indices as balanced_indices
+    from aanets_plugin.exemplars import balanced_subset as balanced_subset
+    from aanets_plugin.exemplars import targets_of as targets_of
+    from aanets_plugin.fold import fold as fold
+    from aanets_plugin.herding import herd as herd
+    from aanets_plugin.herding import herd_classes as herd_classes
+    from aanets_plugin.levels import AdaptiveLevel as AdaptiveLevel
+    from aanets_plugin.levels import levels as levels
+    from aanets_plugin.optim import parameter_groups as parameter_groups
+    from aanets_plugin.plots import plot_alpha as plot_alpha
+    from aanets_plugin.stages import find_stages as find_stages
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AANetConfig",
-    "AANetError",
-    "AdaptiveLevel",
-    "AlphaRecord",
-    "AlreadyConvertedError",
-    "BilevelStrategy",
-    "ConfigurationError",
-    "MemoryBudget",
-    "NonFiniteLossError",
-    "PhaseError",
-    "Profile",
-    "UnsupportedModelError",
-    "__version__",
-    "balanced_indices",
-    "balanced_subset",
-    "convert_to_aanet",
-    "find_stages",
-    "fold",
-    "freeze_base",
-    "herd",
-    "herd_classes",
-    "levels",
-    "parameter_groups",
-    "plot_alpha",
-    "profile",
-    "profile_table",
-    "targets_of",
-    "thaw_base",
-]
+# `fold` and `levels` are modules that can be called like the functions of the same names.
+_NAMES = {
+    "bilevel": ("AlphaRecord", "BilevelStrategy"),
+    "budget": ("MemoryBudget", "Profile", "profile", "profile_table"),
+    "config": ("AANetConfig",),
+    "convert": ("convert_to_aanet", "freeze_base", "thaw_base"),
+    "errors": (
+        "AANetError",
+        "AlreadyConvertedError",
+        "ConfigurationError",
+        "NonFiniteLossError",
+        "PhaseError",
+        "UnsupportedModelError",
+    ),
+    "exemplars": ("balanced_indices", "balanced_subset", "targets_of"),
+    "fold": ("fold",),
+    "herding": ("herd", "herd_classes"),
+    "levels": ("AdaptiveLevel", "levels"),
+    "optim": ("parameter_groups",),
+    "plots": ("plot_alpha",),
+    "stages": ("find_stages",),
+}
+__getattr__, _LAZY = on_first_use(__name__, _NAMES)
+__all__ = [*_LAZY, "__version__"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,8 +4,9 @@ Names are imported on first use, so that result tables and plots need neither Co
 Accelerate.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from aanets_plugin.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from aanets_plugin.experiments.accuracy_plot import plot_accuracy as plot_accuracy
@@ -33,11 +34,4 @@ _NAMES = {
     "runner": ("run",),
     "settings": ("AANets", "Memory", "Training"),
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __all__ = on_first_use(__name__, _NAMES)

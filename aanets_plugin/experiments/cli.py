@@ -1,4 +1,4 @@
-"""main: the command line that compares a method with and without AANets."""
+"""main: the command line of a script that compares a method with and without AANets."""
 
 import argparse
 import os
@@ -13,8 +13,9 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, patch_environment
 
 from aanets_plugin.baselines.method import Method
-from aanets_plugin.errors import AANetError, ConfigurationError
+from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.backbones import backbone_factory
+from aanets_plugin.experiments.command import errors_as_messages
 from aanets_plugin.experiments.comparison import arms_of, compare
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
 from aanets_plugin.experiments.options import (
@@ -41,20 +42,15 @@ def main(
     parser = make_parser(method, description)
     args = parser.parse_args(argv)
     command = shlex.join(["python", sys.argv[0], *(sys.argv[1:] if argv is None else argv)])
-    is_main = os.environ.get("RANK", "0") == "0"
-    try:
-        return _compare(method, args, command)
-    except AANetError as error:
-        if is_main:
-            parser.error(str(error))
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        if is_main:
-            print("Stopped. Add --resume to the same command to continue.", file=sys.stderr)
-        raise SystemExit(130) from None
+    with errors_as_messages(parser):
+        return compare_as_asked(method, args, command)
 
 
-def _compare(method: Method, args: argparse.Namespace, command: str) -> list[Result]:
+def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> list[Result]:
+    """Run the comparison that the options of `add_options` ask for and print its tables.
+
+    `command` is the command line, to be shown in the summary.
+    """
     check_options(args)
     setting, aanets = setting_from(args), aanet_config_from(args)
     accelerator = _make_accelerator(args.device, args.precision, setting.training.batch_size)

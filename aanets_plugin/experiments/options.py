@@ -42,6 +42,12 @@ def make_parser(method: Method, description: str | None = None) -> argparse.Argu
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_options(parser, method.name)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser, method: str = "METHOD") -> None:
+    """Add the options of a comparison of `method` with and without AANets."""
     group = parser.add_argument_group
     data = "Classes are learned in phases. Exemplars are the images of old classes that are kept."
     _add_data_options(group("data and memory", data))
@@ -51,7 +57,6 @@ def make_parser(method: Method, description: str | None = None) -> argparse.Argu
     python_only = "In Python only: a schedule for the step size of α, AANets(schedule=…)."
     _add_aanet_options(group("AANets", python_only))
     _add_output_options(group("output and hardware"), method)
-    return parser
 
 
 def _add_data_options(group: Any) -> None:
@@ -186,8 +191,8 @@ def _add_aanet_options(group: Any) -> None:
     )
 
 
-def _add_output_options(group: Any, method: Method) -> None:
-    add, folder = group.add_argument, f"runs/{method.name}"
+def _add_output_options(group: Any, method: str) -> None:
+    add, folder = group.add_argument, f"runs/{method}"
     add(
         "--output",
         type=Path,
