@@ -21,6 +21,7 @@ class ICaRL(CosineMethod):
     """iCaRL with softmax losses and a cosine head, as in the paper's comparison."""
 
     name: ClassVar[str] = "icarl"
+    title: ClassVar[str] = "iCaRL"
     predicts_by: ClassVar[Rule] = "nearest_mean"
 
     temperature: float = 2.0

@@ -15,6 +15,7 @@ class Joint(CosineMethod):
     """Cross-entropy on all data of all classes seen so far, in every phase."""
 
     name: ClassVar[str] = "joint"
+    title: ClassVar[str] = "joint training"
     keeps_all_data: ClassVar[bool] = True
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:

@@ -22,6 +22,7 @@ class LUCIR(CosineMethod):
     """LUCIR: imprinted weights for new classes, frozen weights for old ones, three losses."""
 
     name: ClassVar[str] = "lucir"
+    title: ClassVar[str] = "LUCIR"
     imprints: ClassVar[bool] = True
 
     base: float = 5.0

@@ -53,6 +53,9 @@ class Method:
     """Base class of the methods. The dataclass fields of a subclass are its hyperparameters."""
 
     name: ClassVar[str]
+    """The name in commands, folders and files."""
+    title: ClassVar[str]
+    """The name in tables and figures."""
     predicts_by: ClassVar[Rule] = "head"
     """The prediction rule of the published results."""
     head_type: ClassVar[str] = "cosine"

@@ -49,6 +49,7 @@ class Mnemonics(LUCIR):
     """
 
     name: ClassVar[str] = "mnemonics"
+    title: ClassVar[str] = "Mnemonics"
     learns_exemplars: ClassVar[bool] = True
 
     refine_steps: int = 20

@@ -25,6 +25,7 @@ class PODNet(Method):
     """PODNet: distillation of pooled feature maps, and ten proxies per class."""
 
     name: ClassVar[str] = "podnet"
+    title: ClassVar[str] = "PODNet"
     head_type: ClassVar[str] = "proxies"
     imprints: ClassVar[bool] = True
     needs_maps: ClassVar[bool] = True

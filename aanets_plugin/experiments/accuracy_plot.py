@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
 from collections.abc import Sequence
 from statistics import fmean
@@ -16,23 +16,24 @@ from aanets_plugin.experiments.results import (
     UPPER_BOUND,
     Result,
     arm_names,
+    half_interval,
     metrics_of,
 )
-from aanets_plugin.plots import PLASTIC, STABLE
+from aanets_plugin.plot_style import MARKERS, OTHERS, labelled_ticks, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = {
-    PLAIN: "0.35",
-    UPPER_BOUND: "black",
-    "AANets, learned α": PLASTIC,
-    "AANets, fixed α": STABLE,
+    PLAIN: "0.45",
+    UPPER_BOUND: "0.1",
+    "AANets, learned α": OTHERS[0],
+    "AANets, fixed α": OTHERS[1],
 }
-OTHER_COLORS = ("#4a9d5b", "#8d63b0", "#c9a227", "#c2508f", "#3aa6a6", "#8a5a44")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-MAX_TICK_LABELS = 11
-"""More do not fit under the axis."""
+"""The arms that have the same colour in every figure."""
+MIN_SEEDS_FOR_BAND = 3
+SHIFT = 0.06
+"""Distance between the curves of two arms, as a part of the smallest step between phases."""
 
 
 def plot_accuracy(
@@ -44,66 +45,66 @@ def plot_accuracy(
 ) -> Figure:
     """Draw the accuracy on all classes seen against their number, one curve per arm.
 
-    A curve is the mean over seeds, the band around it the range over seeds. The legend shows the
-    average incremental accuracy. Arms that were not measured by `rule` are left out. Returns the
-    matplotlib figure, which is also saved to `path`, if given.
+    A curve is the mean over seeds. From three seeds on, the band around it is the 95% interval of
+    the mean by Student's t; two seeds are drawn as points. Curves are shifted a little along the
+    axis, so that equal ones do not cover each other. The legend shows the average incremental
+    accuracy. Arms that were not measured by `rule` are left out. Returns the matplotlib figure,
+    which is also saved to `path`, if given.
     """
     arms = [arm for arm in arm_names(results) if metrics_of(results, arm, rule)]
     if not arms:
         raise ConfigurationError(
             f"rule={rule!r}: no result was measured by this rule, so there is nothing to plot."
         )
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(6.4, 4.6)
     classes = results[0].classes
+    step = min((b - a for a, b in itertools.pairwise(classes)), default=1)
+    other_colors = iter(OTHERS[2:] * len(arms))
+    seeds = set()
     for index, arm in enumerate(arms):
         runs = metrics_of(results, arm, rule)
+        seeds.add(len(runs))
         phases = list(zip(*([metrics["all"] for metrics in run] for run in runs), strict=True))
+        means = [fmean(values) for values in phases]
         average = fmean(run[-1]["average"] for run in runs)
-        color = COLORS.get(arm, OTHER_COLORS[index % len(OTHER_COLORS)])
-        if len(runs) > 1:
-            low, high = map(min, phases), map(max, phases)
-            axes.fill_between(classes, list(low), list(high), color=color, alpha=0.18, linewidth=0)
+        color = COLORS.get(arm) or next(other_colors)
+        places = [count + (index - (len(arms) - 1) / 2) * SHIFT * step for count in classes]
+        if len(runs) >= MIN_SEEDS_FOR_BAND:
+            half = [half_interval(values) for values in phases]
+            low = [mean - width for mean, width in zip(means, half, strict=True)]
+            high = [mean + width for mean, width in zip(means, half, strict=True)]
+            axes.fill_between(places, low, high, color=color, alpha=0.18, linewidth=0)
+        elif len(runs) > 1:
+            points = [value for values in phases for value in values]
+            at = [place for place in places for _ in runs]
+            axes.scatter(at, points, s=9, color=color, alpha=0.6, linewidths=0)
         axes.plot(
-            classes,
-            [fmean(values) for values in phases],
+            places,
+            means,
             color=color,
             linestyle="--" if arm == UPPER_BOUND else "-",
-            linewidth=1.8,
             marker=MARKERS[index % len(MARKERS)],
-            markersize=5,
             label=f"{arm} ({average:.1f})",
         )
-    axes.set_xticks(_tick_labels(classes))
+    axes.set_xticks(labelled_ticks(classes))
     axes.set_xticks(classes, minor=True)
-    axes.set_xlabel("number of classes seen", fontsize=12)
-    axes.set_ylabel("accuracy on all classes seen (%)", fontsize=12)
-    axes.set_title(title, fontsize=13)
-    axes.tick_params(labelsize=11)
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("number of classes seen")
+    axes.set_ylabel("accuracy on all classes seen (%)")
+    axes.set_title(title)
     figure.legend(
         loc="outside lower center",
         ncols=2,
+        title=f"By {RULES[rule]}. In brackets: average over phases. {_shown(max(seeds))}",
+        title_fontsize=9,
         frameon=False,
-        fontsize=11,
-        title=f"by {RULES[rule]}; in brackets the average over phases",
-        title_fontsize=10,
     )
     if path is not None:
-        figure.savefig(path, dpi=150)
+        save(figure, path)
     return figure
 
 
-def _tick_labels(classes: Sequence[int]) -> list[int]:
-    """The phases to label, at equal steps, always with the last one. A somewhat larger step is
-    taken if the first phase gets a label that way."""
-    steps = len(classes) - 1
-    least = max(1, math.ceil(steps / (MAX_TICK_LABELS - 1)))
-    step = next((step for step in range(least, 2 * least + 1) if steps % step == 0), least)
-    return list(classes[::-1][::step][::-1])
+def _shown(seeds: int) -> str:
+    """What a curve is, for the legend."""
+    if seeds >= MIN_SEEDS_FOR_BAND:
+        return f"Mean of up to {seeds} seeds, band: 95% interval."
+    return "Mean of two seeds, points: single seeds." if seeds > 1 else "One seed."

@@ -20,6 +20,7 @@ from aanets_plugin.experiments.results import RULES, UPPER_BOUND, Result, write_
 from aanets_plugin.experiments.runner import Run, run
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import default_accelerator
+from aanets_plugin.plot_style import save
 
 PLAIN, LEARNED, FIXED, JOINT = "plain", "learned", "fixed", "joint"
 """The names of the arms in the names of their folders."""
@@ -177,14 +178,14 @@ def _report(
         else result
         for result in results
     ]
-    plot_accuracy(shown, output / "accuracy.png", rule=rule, title=method.name)
-    alpha = output / f"{LEARNED}-{seed}" / "alpha.png"
-    if alpha.exists():
+    figure = plot_accuracy(shown, rule=rule, title=method.title)
+    save(figure, output / "accuracy.png", ".pdf")
+    for alpha in (output / f"{LEARNED}-{seed}").glob("alpha.p*"):  # .png and .pdf
         shutil.copyfile(alpha, output / alpha.name)
     write_summary(
         output / "summary.md",
         results,
-        heading=f"{method.name} with and without AANets",
+        heading=f"{method.title} with and without AANets",
         command=command,
         notes=notes,
         reported=rule,

@@ -221,11 +221,16 @@ def interval(differences: Sequence[float]) -> str:
         return "no seed in common"
     if len(differences) == 1:
         return "one seed, no interval"
+    mean, half = fmean(differences), half_interval(differences)
+    return f"{signed(mean - half)} to {signed(mean + half)}"
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half the 95% interval of the mean of two or more values, by Student's t."""
     from scipy.stats import t  # type: ignore[import-untyped]
 
-    mean, count = fmean(differences), len(differences)
-    half = t.ppf(0.975, count - 1) * stdev(differences) / math.sqrt(count)
-    return f"{signed(mean - half)} to {signed(mean + half)}"
+    count = len(values)
+    return float(t.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)
 
 
 def _check_rule(rule: Rule, name: str) -> None:

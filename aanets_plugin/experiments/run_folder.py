@@ -11,16 +11,18 @@ from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
 from aanets_plugin.experiments.results import Result, write_summary
+from aanets_plugin.levels import levels
+from aanets_plugin.plot_style import save
 from aanets_plugin.plots import plot_alpha
 
 
 class RunFolder:
     """Paths and files of a run.
 
-    The folder has `config.json`, `metrics.jsonl`, `alpha.csv`, `accuracy.png`, `alpha.png` and
-    `summary.md`. Its subfolder `checkpoint/` has `phase.pt` (the end of the last phase), `epoch.pt`
-    (the last epoch) and `base.pt` (the network after the first phase, which other runs can start
-    from).
+    The folder has `config.json`, `metrics.jsonl`, `alpha.csv`, `summary.md`, and the figures
+    `accuracy` and `alpha` as .png and .pdf. Its subfolder `checkpoint/` has `phase.pt` (the end of
+    the last phase), `epoch.pt` (the last epoch) and `base.pt` (the network after the first phase,
+    which other runs can start from).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -80,8 +82,10 @@ class RunFolder:
     ) -> None:
         """Draw the plots and write the summary of a finished run."""
         if bilevel is not None and bilevel.history:
-            plot_alpha(bilevel.history, self.path / "alpha.png")
-        plot_accuracy([result], self.path / "accuracy.png", rule=reported, title=heading)
+            start = levels(bilevel.model)[0].initial_alpha
+            save(plot_alpha(bilevel.history, initial=start), self.path / "alpha.png", ".pdf")
+        figure = plot_accuracy([result], rule=reported, title=heading)
+        save(figure, self.path / "accuracy.png", ".pdf")
         write_summary(
             self.path / "summary.md",
             [result],

@@ -172,7 +172,7 @@ class Run:
             bar.set_postfix({rule: f"{row[rule]['all']:.1f}" for rule in RULES if rule in row})
         result = self.result
         if self.is_main:
-            heading = f"{self.method.name}: {self.arm}, seed {self.seed}"
+            heading = f"{self.method.title}: {self.arm}, seed {self.seed}"
             bilevel, rule = self.state.bilevel, self.method.predicts_by
             self.folder.write_report(
                 result, bilevel, heading=heading, command=self.command, reported=rule

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from aanets_plugin import AlphaRecord, ConfigurationError, plot_alpha
+from aanets_plugin.plot_style import INK, PLASTIC, to_svg
 
 pytest.importorskip("matplotlib")
 
@@ -34,67 +35,97 @@ def curves(axes):
 
 
 def boundaries(axes):
-    lines = [line for line in axes.lines if line.get_label().startswith("_")]
-    return [line.get_xdata()[0] for line in lines]
+    """The places of the vertical lines."""
+    places = [line.get_xdata() for line in axes.lines if line.get_label().startswith("_")]
+    return [first for first, last in places if first == last]
 
 
-def test_a_png_is_written(history, tmp_path):
-    path = tmp_path / "alpha.png"
+@pytest.mark.parametrize(("suffix", "start"), [("png", PNG), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_a_figure_is_written_in_the_format_of_the_suffix(history, tmp_path, suffix, start):
+    path = tmp_path / f"alpha.{suffix}"
     plot_alpha(history)
     assert not path.exists()
     plot_alpha(history, path)
-    assert path.read_bytes().startswith(PNG)
+    assert path.read_bytes().startswith(start)
 
 
-def test_each_level_has_a_panel_with_a_plastic_and_a_stable_curve(history):
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_a_figure_drawn_again_has_the_same_bytes(history, tmp_path, suffix):
+    first, second = (tmp_path / f"{name}.{suffix}" for name in "ab")
+    plot_alpha(history, first)
+    plot_alpha(history, second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_each_level_has_a_panel_with_the_plastic_weight_from_its_initial_value(history):
     figure = plot_alpha(history)
     assert [axes.get_title() for axes in figure.axes] == ["layer1", "layer2"]
     for axes in figure.axes:
-        assert list(curves(axes)) == ["plastic", "stable"]
-        plastic, stable = curves(axes).values()
-        assert list(plastic.get_xdata()) == [1, 2, 3, 4, 5, 6]
-        assert list(plastic.get_ydata()) == [0.5, 0.6, 0.8, 0.7, 0.4, 0.2]
-        assert list(stable.get_ydata()) == pytest.approx([0.5, 0.4, 0.2, 0.3, 0.6, 0.8])
-        assert plastic.get_color() != stable.get_color()
-    legend = [text.get_text().split()[0] for text in figure.axes[0].get_legend().get_texts()]
-    assert legend == ["plastic", "stable"]
+        assert list(curves(axes)) == ["plastic"], "the stable weight would be its mirror image"
+        plastic = curves(axes)["plastic"]
+        assert list(plastic.get_xdata()) == [0, 1, 2, 3, 4, 5, 6]
+        assert list(plastic.get_ydata()) == [0.5, 0.5, 0.6, 0.8, 0.7, 0.4, 0.2]
+
+
+def test_the_curve_starts_where_it_is_told(history):
+    axes = plot_alpha(history, initial=(0.9, 0.1)).axes[0]
+    assert curves(axes)["plastic"].get_ydata()[0] == 0.9
+    with pytest.raises(ConfigurationError, match=r"initial=\(0.2, 0.3, 0.5\): must have .* 2 bran"):
+        plot_alpha(history, initial=(0.2, 0.3, 0.5))
 
 
 def test_levels_with_other_weights_have_other_curves():
     """The control: a panel shows its own level."""
     records = [AlphaRecord(1, 0, "a", (0.2, 0.8), 1.0), AlphaRecord(1, 0, "b", (0.6, 0.4), 1.0)]
     first, second = plot_alpha(records).axes
-    assert list(curves(first)["plastic"].get_ydata()) == [0.2]
-    assert list(curves(second)["plastic"].get_ydata()) == [0.6]
+    assert list(curves(first)["plastic"].get_ydata()) == [0.5, 0.2]
+    assert list(curves(second)["plastic"].get_ydata()) == [0.5, 0.6]
 
 
-def test_branches_in_between_are_numbered():
+def test_more_than_two_branches_have_a_curve_each():
     axes = plot_alpha([AlphaRecord(1, 0, "a", (0.1, 0.2, 0.3, 0.4), None)]).axes[0]
-    labels = [line.get_label() for line in axes.lines]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels[1:3] == ["branch 1", "branch 2"]
     assert labels[0].startswith("plastic")
     assert labels[3].startswith("stable")
+    colors = {line.get_color() for line in curves(axes).values()}
+    assert len(colors) == len(curves(axes))
 
 
-def test_a_line_stands_between_the_last_update_of_a_phase_and_the_first_of_the_next(history):
-    for axes in plot_alpha(history).axes:
+@pytest.mark.parametrize(("moved", "least"), [(0.001, 0.1), (0.4, 0.4)])
+def test_the_y_axis_shows_the_movement(moved, least):
+    axes = plot_alpha([AlphaRecord(1, 0, "a", (0.5 + moved, 0.5 - moved), None)]).axes[0]
+    low, high = axes.get_ylim()
+    assert low < 0.5 < 0.5 + moved < high
+    assert least - 1e-9 <= high - low < 1.3 * least
+
+
+def test_a_line_stands_between_phases_and_their_numbers_below_the_axis(history):
+    figure = plot_alpha(history)
+    figure.canvas.draw()
+    for axes in figure.axes:
         assert boundaries(axes) == [3.5, 5.5]
+        assert list(axes.get_xticks()) == [2, 4.5, 6]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3"]
     one_phase = [record for record in history if record.phase == 1]
     assert boundaries(plot_alpha(one_phase).axes[0]) == []
 
 
 def test_smoothing_is_a_running_mean_with_that_share_of_the_past(history):
-    """By hand, share 0.5: 0.5, (0.5 + 0.6) / 2 = 0.55, (0.55 + 0.8) / 2 = 0.675, …"""
+    """By hand, share 0.5, from 0.5 on: 0.5, (0.5 + 0.6) / 2 = 0.55, (0.55 + 0.8) / 2 = 0.675, …"""
     smooth = curves(plot_alpha(history, smoothing=0.5).axes[0])["plastic"].get_ydata()
-    assert list(smooth) == pytest.approx([0.5, 0.55, 0.675, 0.6875, 0.54375, 0.371875], abs=1e-12)
+    expected = [0.5, 0.5, 0.55, 0.675, 0.6875, 0.54375, 0.371875]
+    assert list(smooth) == pytest.approx(expected, abs=1e-12)
     strong = curves(plot_alpha(history, smoothing=0.8).axes[0])["plastic"].get_ydata()
-    assert list(strong)[:3] == pytest.approx([0.5, 0.52, 0.576], abs=1e-12)
+    assert list(strong)[1:4] == pytest.approx([0.5, 0.52, 0.576], abs=1e-12)
 
 
-def test_smoothed_weights_still_sum_to_one(history):
-    plastic, stable = curves(plot_alpha(history, smoothing=0.8).axes[0]).values()
-    sums = [a + b for a, b in zip(plastic.get_ydata(), stable.get_ydata(), strict=True)]
-    assert sums == pytest.approx([1.0] * 6, abs=1e-12)
+def test_an_svg_for_a_page_takes_the_colour_of_its_text(history):
+    text = to_svg(plot_alpha(history))
+    assert text.startswith("<svg")
+    assert "currentColor" in text
+    assert INK not in text
+    assert PLASTIC in text, "the control: other colours stay"
 
 
 def test_an_empty_history_is_refused():

@@ -287,17 +287,41 @@ def curves(axes):
 def test_a_curve_is_the_mean_over_seeds_at_the_classes_seen(axes):
     assert list(curves(axes)) == ["plain", LEARNED, FIXED, "upper bound"]
     learned = curves(axes)[LEARNED]
-    assert list(learned.get_xdata()) == CLASSES
+    assert list(learned.get_xdata()) == pytest.approx(CLASSES, abs=1)
     assert list(learned.get_ydata()) == [73, 64, 55]
     assert learned.get_label().endswith("(64.0)")
     assert axes.get_ylabel() == "accuracy on all classes seen (%)"
 
 
-def test_a_band_is_the_range_over_seeds_and_one_seed_has_none(axes):
-    bands = [band.get_paths()[0].vertices for band in axes.collections]
-    assert len(bands) == 2, "plain and learned, not the arms with one seed"
-    at_60 = sorted({y for x, y in bands[1] if x == 60})
-    assert at_60 == [63, 66]
+def test_equal_curves_do_not_cover_each_other():
+    pytest.importorskip("matplotlib")
+    same = [Result(arm, 0, CLASSES, metrics([70, 60, 50])) for arm in ("plain", LEARNED, FIXED)]
+    lines = curves(plot_accuracy(same).axes[0]).values()
+    for places in zip(*(line.get_xdata() for line in lines), strict=True):
+        assert len(set(places)) == 3
+        assert max(places) - min(places) < 2, "they stay at their phase"
+
+
+def test_the_band_of_three_seeds_is_the_95_percent_interval():
+    """By hand for 60, 64, 68: mean 64, deviation 4, half width 4.303 * 4 / sqrt(3) = 9.94."""
+    pytest.importorskip("matplotlib")
+    three = [Result("plain", s, CLASSES, metrics([70, 60 + 4 * s, 50])) for s in range(3)]
+    figure = plot_accuracy(three)
+    (band,) = figure.axes[0].collections
+    at_60 = [y for x, y in band.get_paths()[0].vertices if x == 60]
+    assert min(at_60) == pytest.approx(64 - 9.94, abs=0.01)
+    assert max(at_60) == pytest.approx(64 + 9.94, abs=0.01)
+    assert "95% interval" in figure.legends[0].get_title().get_text()
+
+
+def test_two_seeds_are_points_and_one_seed_has_neither():
+    pytest.importorskip("matplotlib")
+    two = [Result("plain", s, CLASSES, metrics([70, 60 + 4 * s, 50])) for s in range(2)]
+    figure = plot_accuracy(two)
+    (points,) = figure.axes[0].collections
+    assert [y for x, y in points.get_offsets().tolist() if x == 60] == [60, 64]
+    assert "single seeds" in figure.legends[0].get_title().get_text()
+    assert not plot_accuracy(two[:1]).axes[0].collections
 
 
 def test_the_other_rule_has_other_curves(results, axes):
@@ -496,7 +520,7 @@ def test_results_need_torch_alone_and_a_plot_needs_matplotlib(matplotlib, tmp_pa
     assert (tmp_path / "summary.md").exists()
     assert (tmp_path / "accuracy.png").exists() == matplotlib
     assert done.returncode == (0 if matplotlib else 1)
-    assert ("No module named 'matplotlib" in done.stderr) != matplotlib
+    assert ("ModuleNotFoundError: import of matplotlib halted" in done.stderr) != matplotlib
 
 
 def test_a_plot_keeps_off_the_global_state_of_pyplot(results, monkeypatch):
