@@ -60,9 +60,10 @@ def alphas(folder):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_writes_all_files_of_its_folder(name, arm, finished):
     folder, _ = finished(name, arm)
-    expected = {"config.json", "metrics.jsonl", "accuracy.png", "summary.md", "checkpoint"}
+    expected = {"config.json", "metrics.jsonl", "summary.md", "checkpoint"}
+    expected |= {"accuracy.png", "accuracy.pdf"}
     if arm == "aanets":
-        expected |= {"alpha.csv", "alpha.png"}
+        expected |= {"alpha.csv", "alpha.png", "alpha.pdf"}
     assert {path.name for path in folder.iterdir()} == expected
     files = {path.name for path in (folder / "checkpoint").iterdir()}
     assert files == {"phase.pt", "epoch.pt", "base.pt"}
