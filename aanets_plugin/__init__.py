@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from aanets_plugin.levels import AdaptiveLevel as AdaptiveLevel
     from aanets_plugin.levels import levels as levels
     from aanets_plugin.optim import parameter_groups as parameter_groups
+    from aanets_plugin.plain import load_plain_state_dict as load_plain_state_dict
+    from aanets_plugin.plain import to_plain as to_plain
     from aanets_plugin.plots import plot_alpha as plot_alpha
     from aanets_plugin.stages import find_stages as find_stages
 
@@ -57,6 +59,7 @@ _NAMES = {
     "herding": ("herd", "herd_classes"),
     "levels": ("AdaptiveLevel", "levels"),
     "optim": ("parameter_groups",),
+    "plain": ("load_plain_state_dict", "to_plain"),
     "plots": ("plot_alpha",),
     "stages": ("find_stages",),
 }

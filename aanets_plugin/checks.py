@@ -1,6 +1,7 @@
 """Argument validation."""
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -50,3 +51,10 @@ def check_shapes(pattern: str, **tensors: Tensor) -> None:
             given = (f"{name} has the shape {tuple(t.shape)}" for name, t in tensors.items())
             wanted = (f"[{', '.join(names)}]" for names in parts)
             raise ConfigurationError(f"{', '.join(given)}: must be {' and '.join(wanted)}.")
+
+
+def shorten(items: Iterable[Any], limit: int = 8) -> str:
+    """The first items as text, for an error message."""
+    shown = [str(item) for item in items]
+    more = f", … ({len(shown)} in all)" if len(shown) > limit else ""
+    return ", ".join(shown[:limit]) + more

@@ -116,6 +116,16 @@ def thaw_base(model: nn.Module) -> None:
             release(module, training=model.training)
 
 
+def forget_conversion(model: nn.Module) -> None:
+    """Remove what `convert_to_aanet` left on modules that are not adaptive levels."""
+    for module in model.modules():
+        module.__dict__.pop(STEM_RULE, None)
+        hooks = module._load_state_dict_pre_hooks
+        for key, hook in list(hooks.items()):
+            if getattr(hook, "hook", None) is _follow_checkpoint:
+                del hooks[key]
+
+
 def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before a state_dict is loaded, put the model in the state in which it was saved."""
     first = next(
@@ -126,7 +136,8 @@ def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str
         if plain := next((key for key in state_dict if key.startswith(f"{level}.")), None):
             raise ConfigurationError(
                 f"The state_dict is of a network that was not converted: it has {plain!r} and no "
-                f"'{level}.branches.…'. Load it before convert_to_aanet(model)."
+                f"'{level}.branches.…'. Load it with load_plain_state_dict(model, state), or "
+                f"before convert_to_aanet(model). to_plain(model) gives a plain network back."
             )
         return
     plastic = f"{level}.branches.0."

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from aanets_plugin.baselines import CifarResNet
+
 
 def resnet18(**options):
     """torchvision's ResNet-18; skips the test where torchvision is not installed."""
@@ -165,6 +167,18 @@ def one_stage_net():
 
 def bare_blocks_net():
     return nn.Sequential(nn.Conv2d(3, 4, 3), Block(4, 4), Block(4, 8, 2), nn.Flatten())
+
+
+NETWORKS = {
+    "cifar": lambda: CifarResNet(1, 5),
+    "dict": HeadOverDictNet,
+    "attention": AttentionNet,
+    "returnt": ReturntNet,
+    "heads": HeadsNet,
+    "in-place": InPlaceNet,
+    "one-stage": one_stage_net,
+    "bare-blocks": bare_blocks_net,
+}
 
 
 def tensors(output):

@@ -17,7 +17,7 @@ from continuum.scenarios import ClassIncremental
 from continuum.tasks import TaskType
 from torchvision import transforms
 
-from aanets_plugin.checks import integer, positive
+from aanets_plugin.checks import integer, positive, shorten
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.readers import (
     check_folder,
@@ -25,7 +25,6 @@ from aanets_plugin.experiments.readers import (
     read_digits,
     read_image_tree,
     rows_by_class,
-    shorten,
 )
 from aanets_plugin.experiments.splits import check_split, paper_order, random_state
 

@@ -4,7 +4,7 @@ import contextlib
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torchvision.datasets import CIFAR100, ImageFolder
 
+from aanets_plugin.checks import shorten
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.splits import paper_order
 
@@ -199,10 +200,3 @@ def _describe_contents(folder: Path) -> str:
     except OSError:
         names = []
     return f"contains {shorten(names) or 'nothing'}"
-
-
-def shorten(items: Iterable[Any], limit: int = 8) -> str:
-    """The first items as text, for an error message."""
-    shown = [str(item) for item in items]
-    more = f", … ({len(shown)} in all)" if len(shown) > limit else ""
-    return ", ".join(shown[:limit]) + more
