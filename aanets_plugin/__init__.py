@@ -10,6 +10,7 @@ from aanets_plugin.lazy_names import on_first_use
 if TYPE_CHECKING:
     from aanets_plugin.bilevel import AlphaRecord as AlphaRecord
     from aanets_plugin.bilevel import BilevelStrategy as BilevelStrategy
+    from aanets_plugin.branch_results import BranchReport as BranchReport
     from aanets_plugin.budget import MemoryBudget as MemoryBudget
     from aanets_plugin.budget import Profile as Profile
     from aanets_plugin.budget import profile as profile
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from aanets_plugin.fold import fold as fold
     from aanets_plugin.herding import herd as herd
     from aanets_plugin.herding import herd_classes as herd_classes
+    from aanets_plugin.inspection import branch_report as branch_report
     from aanets_plugin.levels import AdaptiveLevel as AdaptiveLevel
     from aanets_plugin.levels import levels as levels
     from aanets_plugin.optim import parameter_groups as parameter_groups
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 # `fold` and `levels` are modules that can be called like the functions of the same names.
 _NAMES = {
     "bilevel": ("AlphaRecord", "BilevelStrategy"),
+    "branch_results": ("BranchReport",),
     "budget": ("MemoryBudget", "Profile", "profile", "profile_table"),
     "config": ("AANetConfig",),
     "convert": ("convert_to_aanet", "freeze_base", "thaw_base"),
@@ -57,6 +60,7 @@ _NAMES = {
     "exemplars": ("balanced_indices", "balanced_subset", "targets_of"),
     "fold": ("fold",),
     "herding": ("herd", "herd_classes"),
+    "inspection": ("branch_report",),
     "levels": ("AdaptiveLevel", "levels"),
     "optim": ("parameter_groups",),
     "plain": ("load_plain_state_dict", "to_plain"),

@@ -55,7 +55,7 @@ def cross_entropy(
             for all classes has before they are seen, are left out. Default: use all logits.
         logits_of: Returns the logits in the model's output.
     """
-    x, y = _inputs_and_labels(batch)
+    x, y = inputs_and_labels(batch)
     device = next(itertools.chain(model.parameters(), model.buffers())).device
     logits = logits_of(model(x.to(device, non_blocking=True)))
     outputs = logits.shape[1]
@@ -80,7 +80,8 @@ def classes_of(loader: Any) -> Tensor | None:
         return None
 
 
-def _inputs_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
+def inputs_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
+    """Return the inputs and the labels in a batch that has a form of `cross_entropy`."""
     parts: list[Any] = []
     if isinstance(batch, Mapping):
         names = [next((n for n in given if n in batch), None) for given in (_INPUTS, _LABELS)]
