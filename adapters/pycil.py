@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from aanets_plugin.alpha_gradient import unwrapped
 from aanets_plugin.errors import UnsupportedModelError
+from aanets_plugin.scaling import Scaled, freeze, release, scaled_layers
 
 from .hosts import HostAdapter
 
@@ -38,7 +39,8 @@ def with_aanets(learner: Learner, **options: Any) -> Learner:
             `HostAdapter`.
     """
     _check(learner)
-    adapter = PyCILAdapter(learner, **options)
+    merges = hasattr(learner, "_network_compression")
+    adapter = (MergingAdapter if merges else PyCILAdapter)(learner, **options)
     # BiC has two stages in a task, the second one for its bias layers alone.
     main = "_stage1_training" if hasattr(learner, "_stage1_training") else "_train"
     adapter.phase_around(main)
@@ -82,6 +84,26 @@ class PyCILAdapter(HostAdapter):
         return logits[:, ::4] if type(self.host).__name__ == "PASS" else logits
 
 
+class MergingAdapter(PyCILAdapter):
+    """SSRE, which trains convolutions called `adapter` and merges them into the kernels by name.
+
+    In a stable branch an `adapter` has no φ. After the first task SSRE merges it into the frozen
+    kernel, which is θ_base from then on, and in later tasks it is zero.
+    """
+
+    def begin_phase(self) -> None:
+        super().begin_phase()
+        for layer in scaled_layers(self.bilevel.model):
+            layer.requires_grad_(True)  # SSRE lets only what is called `adapter` learn
+
+    def end_phase(self) -> None:
+        super().end_phase()
+        for name, module in self.bilevel.model.named_modules():
+            if isinstance(module, Scaled) and name.endswith(".adapter"):
+                release(module, training=False)
+                freeze(module)
+
+
 def _check(learner: Any) -> None:
     """Refuse what cannot work, before anything is touched."""
     name = type(learner).__name__
@@ -99,12 +121,6 @@ def _check(learner: Any) -> None:
             f"{name} has more than one backbone{where}: it adds new ones as tasks come. AANets "
             f"gives one backbone a stable and a plastic branch, and needs the same one in "
             f"every task. Use a learner with a single `_network.convnet`, such as iCaRL or WA."
-        )
-    if hasattr(learner, "_network_compression"):
-        raise UnsupportedModelError(
-            f"{name} merges its adapters into the convolutions after every task, by the names in "
-            f"the state_dict. The frozen kernels of a stable branch must not change, so that the "
-            f"two do not go together."
         )
     if not isinstance(getattr(network, "convnet", None), nn.Module):
         raise UnsupportedModelError(f"{name} has no `_network.convnet` to convert.")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from tests.networks import Block, DictNet
+from tests.networks import Block
 
 TASKS, NEW, PER_CLASS, EPOCHS = 3, 2, 8, 2
 
@@ -51,98 +51,6 @@ class Watched:
         for task, counts in zip(tasks, self.counts, strict=True):
             assert set(counts) == set(range((task + 1) * NEW))
             assert len(set(counts.values())) == 1
-
-
-# -- PyCIL ---------------------------------------------------------------------------------------
-
-
-class ArrayData(Dataset):
-    """Items are (index, x, y), with noise from all three random states as augmentation."""
-
-    def __init__(self, images, labels):
-        self.images, self.labels = images, labels
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        noise = torch.randn(()) + float(np.random.normal())
-        return index, torch.as_tensor(self.images[index]) + noise / 10, self.labels[index]
-
-
-class PyCILNetwork(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.convnet = DictNet()
-        self.fc = None
-
-    def update_fc(self, classes):
-        fc = nn.Linear(8, classes)
-        if self.fc is not None:
-            fc.weight.data[: self.fc.out_features] = self.fc.weight.data
-        self.fc = fc
-
-    def forward(self, x):
-        out = self.convnet(x)
-        return {"logits": self.fc(out["features"]), **out}
-
-
-class PyCILLearner:
-    """Trains, fine-tunes with another optimizer, keeps a few samples and a teacher."""
-
-    def __init__(self, memory=3, fine_tuning=1):
-        self._network, self._old_network = PyCILNetwork(), None
-        self._cur_task, self._known_classes, self._total_classes = -1, 0, 0
-        self._device, self._memory_size, self.fine_tuning = torch.device("cpu"), memory, fine_tuning
-        self._data_memory, self._targets_memory = np.array([]), np.array([])
-        self.optimizers = []
-
-    def _get_memory(self):
-        if len(self._data_memory) == 0:
-            return None
-        return self._data_memory, self._targets_memory
-
-    def incremental_train(self, data_manager):
-        self._cur_task += 1
-        self._total_classes = self._known_classes + NEW
-        self._network.update_fc(self._total_classes)
-        x, y = data_manager(self._cur_task)
-        memory = self._get_memory()
-        new = x, y
-        if memory is not None:
-            x, y = (np.concatenate(pair) for pair in zip(new, memory, strict=True))
-        self.train_loader = DataLoader(ArrayData(x, y), 5, shuffle=True)
-        self.test_loader = DataLoader(ArrayData(*new), 5)
-        self._train(self.train_loader, self.test_loader)
-        if self._memory_size:
-            # The first samples of each new class, after the exemplars of the old ones.
-            kept = [np.flatnonzero(new[1] == label)[: self._memory_size] for label in set(new[1])]
-            exemplars = tuple(part[np.concatenate(kept)] for part in new)
-            parts = [exemplars] if memory is None else [memory, exemplars]
-            self._data_memory, self._targets_memory = map(np.concatenate, zip(*parts, strict=True))
-
-    def after_task(self):
-        self._old_network = copy.deepcopy(self._network).requires_grad_(False).eval()
-        self._known_classes = self._total_classes
-
-    def _train(self, train_loader, test_loader):
-        for epochs in (EPOCHS, self.fine_tuning):
-            optimizer = torch.optim.SGD(self._network.parameters(), 0.05, 0.9, weight_decay=0.1)
-            self.optimizers.append(optimizer)
-            for _ in range(epochs):
-                self._network.train()
-                for _, x, y in train_loader:
-                    loss = F.cross_entropy(self._network(x)["logits"], y)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-
-
-def run_pycil(learner, tasks=TASKS):
-    for _ in range(tasks):
-        learner.incremental_train(images)
-        learner.after_task()
-    return learner
 
 
 # -- mammoth -------------------------------------------------------------------------------------

@@ -14,17 +14,31 @@ from torch import nn
 from aanets_plugin import AlreadyConvertedError, ConfigurationError, UnsupportedModelError, levels
 from aanets_plugin.adapters.pycil import with_aanets
 from aanets_plugin.scaling import scaled_layers
-from tests.adapters.hosts_setup import EPOCHS, PyCILLearner, Watched, images, run_pycil
+from tests.adapters.hosts_setup import EPOCHS, NEW, Watched, images
+from tests.adapters.pycil_setup import (
+    SSRE,
+    BiC,
+    DataManager,
+    PODNet,
+    PyCILLearner,
+    SimpleCIL,
+    run_pycil,
+)
 
 # The memories of the stand-ins have 3 or 4 samples of a class.
 pytestmark = pytest.mark.filterwarnings("ignore:.*have fewer than 5 samples")
 
 
-def seeded(**options):
+def seeded(kind=PyCILLearner, **options):
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
-    return PyCILLearner(**options)
+    return kind(**options)
+
+
+def logits(learner):
+    with torch.no_grad():
+        return learner._network.eval()(torch.as_tensor(images(0)[0]))["logits"]
 
 
 def test_the_same_learner_comes_back_with_its_strategy():
@@ -34,14 +48,13 @@ def test_the_same_learner_comes_back_with_its_strategy():
     assert [level.name for level in levels(learner._network)] == ["stage_1", "stage_2", "stage_3"]
 
 
-def test_the_first_task_is_the_plain_learners_to_the_bit():
-    plain, learner = run_pycil(seeded(), 1), run_pycil(with_aanets(seeded()), 1)
+@pytest.mark.parametrize("kind", [PyCILLearner, BiC, PODNet, SSRE, SimpleCIL])
+def test_the_first_task_is_the_plain_learners_to_the_bit(kind):
+    learner = run_pycil(with_aanets(seeded(kind)), 1)
     numbers = [random.random(), float(np.random.rand()), float(torch.rand(()))]
-    run_pycil(seeded(), 1)
+    plain = run_pycil(seeded(kind), 1)
     assert numbers == [random.random(), float(np.random.rand()), float(torch.rand(()))]
-    x = torch.as_tensor(images(0)[0])
-    logits = [each._network.eval()(x)["logits"] for each in (plain, learner)]
-    assert torch.equal(*logits)
+    assert torch.equal(logits(plain), logits(learner))
 
 
 def test_alpha_learns_after_each_main_epoch_of_later_tasks_and_in_no_other_stage():
@@ -52,12 +65,29 @@ def test_alpha_learns_after_each_main_epoch_of_later_tasks_and_in_no_other_stage
     assert all((level.alpha == 0.5).all() for level in levels(learner._network))
     for task in (1, 2):
         before = [level.alpha.clone() for level in levels(learner._network)]
-        learner.incremental_train(images)
+        learner.incremental_train(DataManager())
         learner.after_task()
         for old, level in zip(before, levels(learner._network), strict=True):
             assert not torch.equal(old, level.alpha)
         assert [r.epoch for r in learner.bilevel.history if r.phase == task][::3] == [0, 1]
     watched.assert_balanced([EPOCHS, EPOCHS])
+
+
+@pytest.mark.parametrize("kind", [BiC, PODNet, SSRE])
+def test_every_form_of_the_training_has_its_epochs_counted(kind):
+    learner = with_aanets(seeded(kind))
+    watched = Watched(learner)
+    run_pycil(learner)
+    watched.assert_balanced([EPOCHS, EPOCHS])
+    assert all(level.alpha.tolist() != [0.5, 0.5] for level in levels(learner._network))
+
+
+@pytest.mark.parametrize("kind", [PyCILLearner, BiC, SSRE])
+def test_data_parallel_for_the_time_of_a_task_changes_nothing(kind):
+    one, two = (run_pycil(with_aanets(seeded(kind, devices=count))) for count in (1, 2))
+    assert two.bilevel.model is two._network
+    assert [r.weights for r in two.bilevel.history] == [r.weights for r in one.bilevel.history]
+    assert torch.equal(logits(one), logits(two))
 
 
 def test_a_learner_without_memory_has_samples_kept_for_alpha():
@@ -85,7 +115,7 @@ def test_per_class_is_the_number_of_samples():
 
 def test_optimizers_have_phi_and_do_not_decay_it():
     learner = run_pycil(with_aanets(seeded(), lr=0), 1)
-    learner.incremental_train(images)
+    learner.incremental_train(DataManager())
     phi = [layer.phi for layer in scaled_layers(learner._network)]
     held = {id(p) for group in learner.optimizers[-1].param_groups for p in group["params"]}
     assert phi
@@ -101,7 +131,7 @@ def test_both_branches_learn_and_teacher_and_frozen_kernels_stay():
     level = levels(learner._network)[0]
     kernel = level.stable[0].conv_a._buffers["weight"].clone()
     plastic, phi = (p.detach().clone() for p in (level.plastic[0].conv_a.weight, first_phi(level)))
-    learner.incremental_train(images)
+    learner.incremental_train(DataManager())
     state = learner._old_network.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in teacher.items())
     assert torch.equal(kernel, level.stable[0].conv_a._buffers["weight"])
@@ -152,23 +182,59 @@ def test_a_bad_option_is_refused_untouched():
     assert not levels(learner._network)
 
 
-def test_a_task_that_does_not_train_the_backbone_is_told():
+def test_a_task_with_steps_of_the_head_alone_is_told():
     learner = run_pycil(with_aanets(PyCILLearner()), 1)
     learner._network.convnet.requires_grad_(False)
     with pytest.warns(UserWarning, match="did not train the backbone in phase 1"):
-        learner.incremental_train(images)
+        learner.incremental_train(DataManager())
     assert not learner.bilevel.history
+
+
+def test_merged_adapters_leave_the_outputs_and_later_the_frozen_kernels_alone():
+    learner = with_aanets(seeded(SSRE))
+    compress, differences = learner._network_compression, []
+
+    def compared():
+        before = logits(learner)
+        compress()
+        differences.append(float((before - logits(learner)).abs().max()))
+
+    learner._network_compression = compared
+    run_pycil(learner, 1)
+    stable = levels(learner._network)[0].stable[0].conv_a
+    kernel, phi = stable.conv._buffers["weight"].clone(), stable.conv.phi.detach().clone()
+    plastic = levels(learner._network)[0].plastic[0].conv_a.conv.weight.detach().clone()
+    assert torch.equal(kernel, plastic)
+    run_pycil(learner, 2)
+    assert max(differences) < 1e-5  # float32, one convolution instead of two
+    assert torch.equal(kernel, stable.conv._buffers["weight"])
+    assert not stable.adapter.weight.any()
+    assert not torch.equal(phi, stable.conv.phi)
+    assert not torch.equal(plastic, levels(learner._network)[0].plastic[0].conv_a.conv.weight)
+
+
+def test_a_saved_checkpoint_gives_the_same_outputs_in_a_new_learner(tmp_path):
+    learner = run_pycil(with_aanets(seeded()), 2)
+    learner.save_checkpoint(tmp_path / "wa")
+    fresh = with_aanets(PyCILLearner())
+    fresh._network.update_fc(2 * NEW)
+    state = torch.load(tmp_path / "wa_1.pkl")["model_state_dict"]
+    assert not torch.equal(logits(learner), logits(fresh))
+    fresh._network.load_state_dict(state)
+    assert torch.equal(logits(learner), logits(fresh))
 
 
 def test_an_error_in_the_training_leaves_no_hook_behind():
     learner = run_pycil(with_aanets(PyCILLearner(memory=0)), 1)
 
-    def broken(task):
-        x, y = images(task)
-        return x[:, :1], y
+    class Broken(DataManager):
+        def get_dataset(self, *args, **kwargs):
+            dataset = super().get_dataset(*args, **kwargs)
+            dataset.images = dataset.images[:, :1]
+            return dataset
 
     with pytest.raises(RuntimeError):
-        learner.incremental_train(broken)
+        learner.incremental_train(Broken())
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     torch.optim.SGD([parameter], 0.1).step()
