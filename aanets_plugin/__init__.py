@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from aanets_plugin.lazy_names import on_first_use
 
 if TYPE_CHECKING:
+    from aanets_plugin.activation_maps import grad_cam as grad_cam
+    from aanets_plugin.activation_maps import plot_grad_cam as plot_grad_cam
     from aanets_plugin.bilevel import AlphaRecord as AlphaRecord
     from aanets_plugin.bilevel import BilevelStrategy as BilevelStrategy
     from aanets_plugin.branch_results import BranchReport as BranchReport
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 
 # `fold` and `levels` are modules that can be called like the functions of the same names.
 _NAMES = {
+    "activation_maps": ("grad_cam", "plot_grad_cam"),
     "bilevel": ("AlphaRecord", "BilevelStrategy"),
     "branch_results": ("BranchReport",),
     "budget": ("MemoryBudget", "Profile", "profile", "profile_table"),

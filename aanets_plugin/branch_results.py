@@ -96,6 +96,13 @@ class BranchReport:
         return {self.branches[0]: PLASTIC, self.branches[-1]: STABLE}.get(branch, inner)
 
 
+def branch_names(count: int) -> tuple[str, ...]:
+    """Return the names of the branches of a level, from the plastic to the stable one."""
+    if count == 1:
+        return ("plastic",)
+    return ("plastic", *(f"branch {index}" for index in range(1, count - 1)), "stable")
+
+
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 

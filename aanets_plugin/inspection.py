@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aanets_plugin.alpha_gradient import unwrapped
-from aanets_plugin.branch_results import BranchReport, BranchRow
+from aanets_plugin.branch_results import BranchReport, BranchRow, branch_names
 from aanets_plugin.convert import require_converted
 from aanets_plugin.default_loss import inputs_and_labels, logits_of
 from aanets_plugin.errors import ConfigurationError, PhaseError
@@ -59,7 +59,7 @@ def branch_report(
             "branch_report: the model is in its base phase and has one branch. Train a phase after "
             "the first one, or call freeze_base(model)."
         )
-    branches = _branch_names(len(next(iter(named.values())).branches))
+    branches = branch_names(len(next(iter(named.values())).branches))
     phase_of = _phase_of(phases)
     choices = list(_choices(named, branches))
     tallies = [_Tally(1 if phases is None else len(phases)) for _ in choices]
@@ -108,12 +108,6 @@ class _Tally:
         pairs = zip(self.hits.tolist(), self.counts.tolist(), strict=True)
         by_phase = tuple(100 * hits / count if count else None for hits, count in pairs)
         return 100 * int(self.hits.sum()) / self.total, self.loss / self.total, by_phase
-
-
-def _branch_names(count: int) -> tuple[str, ...]:
-    if count == 1:
-        return ("plastic",)
-    return ("plastic", *(f"branch {index}" for index in range(1, count - 1)), "stable")
 
 
 def _choices(
