@@ -52,6 +52,9 @@ class AANetConfig:
     """Batches of the balanced data in one update. Default: all."""
     per_class: int | None = None
     """Balanced samples of each class. Default: as many as the smallest class has."""
+    balanced: bool = True
+    """Learn α on a class-balanced subset. False: on all training data of the phase, for comparison
+    (Table 1, row 6); `per_class` has no effect then."""
 
     def __post_init__(self) -> None:
         resolved: dict[str, Any] = {

@@ -79,7 +79,9 @@ class HostAdapter:
     ) -> None:
         self.host = host
         config = AANetConfig(**options)
-        self.samples = BalancedSamples(type(host).__name__, config.per_class, batch_size)
+        self.samples = BalancedSamples(
+            type(host).__name__, config.per_class, batch_size, balanced=config.balanced
+        )
         self._no_decay: PhiWithoutDecay | None = None
         before = self._parameters()
         convert_to_aanet(self.backbone(), **config.conversion)

@@ -26,12 +26,16 @@ class BalancedSamples:
     Args:
         host: Name of the host's class, for messages.
         per_class: Samples of each class. Default: as many as the smallest class has.
+        balanced: False: all samples of the data and the memory.
         batch_size: Batch size of the loader.
     """
 
-    def __init__(self, host: str, per_class: int | None, batch_size: int) -> None:
+    def __init__(
+        self, host: str, per_class: int | None, batch_size: int, *, balanced: bool = True
+    ) -> None:
         self.host = host
         self.per_class = per_class
+        self.balanced = balanced
         self.batch_size = batch_size
         self.seen: set[int] = set()
         self._seed = torch.initial_seed()
@@ -61,17 +65,25 @@ class BalancedSamples:
     def loader(self) -> DataLoader[Any]:
         """Return batches with the same number of samples of every class, drawn once per phase."""
         if self._loader is None:
-            data, *old = self._parts()
-            subset: Any = balanced_subset(
-                data,
-                ConcatDataset(old) if old else None,
-                per_class=self.per_class,
-                generator=self._generator(),
-                min_per_class=MIN_PER_CLASS,
-            )
-            self._report(subset.targets.tolist())
+            subset = self._draw() if self.balanced else self._all()
+            self._report(targets_of(subset).tolist())
             self._loader = DataLoader(subset, batch_size=self.batch_size)
         return self._loader
+
+    def _draw(self) -> Any:
+        data, *old = self._parts()
+        return balanced_subset(
+            data,
+            ConcatDataset(old) if old else None,
+            per_class=self.per_class,
+            generator=self._generator(),
+            min_per_class=MIN_PER_CLASS,
+        )
+
+    def _all(self) -> Any:
+        """Return all samples, in random order."""
+        joined: Any = ConcatDataset(self._parts())
+        return Subset(joined, torch.randperm(len(joined), generator=self._generator()).tolist())
 
     def _parts(self) -> list[Any]:
         """Return the training data, then samples of the classes that are not in it."""
@@ -85,8 +97,9 @@ class BalancedSamples:
 
     def _report(self, labels: list[int]) -> None:
         classes = set(labels)
-        count = len(labels) // len(classes)
-        logger.info(f"α learns on {count} samples of each of {len(classes)} classes.")
+        each = f" of each of {len(classes)} classes" if self.balanced else ", imbalanced"
+        count = len(labels) // (len(classes) if self.balanced else 1)
+        logger.info(f"α learns on {count} samples{each}.")
         if missing := self.seen - classes:
             logger.warning(
                 f"{len(missing)} of {len(self.seen)} old classes have no sample in the memory of "

@@ -16,17 +16,19 @@ from aanets_plugin.baselines.method import Method
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.backbones import backbone_factory
 from aanets_plugin.experiments.command import errors_as_messages
-from aanets_plugin.experiments.comparison import arms_of, compare
+from aanets_plugin.experiments.comparison import arms_of, compare_orders
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
 from aanets_plugin.experiments.options import (
     aanet_config_from,
     check_options,
+    increments_from,
     make_parser,
     setting_from,
 )
 from aanets_plugin.experiments.presets import Setting
 from aanets_plugin.experiments.results import PLAIN, Result, paired_table, results_table
 from aanets_plugin.experiments.settings import Memory
+from aanets_plugin.experiments.splits import PAPER_SEED, describe_increments, read_order
 from aanets_plugin.experiments.trainer import default_accelerator
 
 
@@ -56,23 +58,26 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
     accelerator = _make_accelerator(args.device, args.precision, setting.training.batch_size)
     with accelerator.main_process_first():  # so that only one process downloads
         data = load_data(
-            args.dataset, args.data, per_class=args.images_per_class, image_size=args.image_size
+            args.dataset,
+            args.data,
+            per_class=args.images_per_class,
+            image_size=args.image_size,
+            subset=args.subset,
         )
         make_backbone = backbone_factory(setting.backbone, pretrained=args.pretrained)
-    base_classes, phases = setting.split(data.classes, args.base_classes, args.phases)
-    train, test = scenarios(data, base_classes=base_classes, phases=phases)
+    increments = increments_from(args, setting, data.classes)
+    orders = _orders(data, args.order, increments)
     per_class = setting.memory_per_class if args.memory_total is None else None
     memory = Memory(per_class=per_class, total=args.memory_total, strict=args.strict_memory)
     arms = arms_of(method, aanets, fixed_alpha=args.fixed_alpha, upper_bound=args.upper_bound)
     default = Path("runs") / method.name
     output = _shared_output_folder(accelerator, args.output, default, args.resume)
-    about = _describe(data, setting, memory, base_classes, phases)
+    about = _describe(data, setting, memory, increments)
     is_new_name = not (args.output or args.resume or output == default)
     reason = f" ({default} exists)" if is_new_name else ""
     accelerator.print(f"{method.name}: {about}. Results are written to {output}{reason}.\n")
-    results = compare(
-        train,
-        test,
+    results = compare_orders(
+        orders,
         make_backbone,
         arms,
         output=output,
@@ -95,14 +100,27 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
     return results
 
 
-def _describe(data: Data, setting: Setting, memory: Memory, base_classes: int, phases: int) -> str:
+def _orders(data: Data, choices: Sequence[str], increments: Sequence[int]) -> dict[str, Any]:
+    """The scenarios of each class order. The name of the paper's is empty."""
+    orders = {}
+    for choice in choices:
+        name = "" if choice == str(PAPER_SEED) else f"order{Path(choice).stem}"
+        if name in orders:
+            raise ConfigurationError(f"--order {choice}: is given twice. Leave out one of them.")
+        try:
+            order = read_order(choice, data.classes)
+            orders[name] = scenarios(data, increments=increments, order=order)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--order {choice}: {error}") from None
+    return orders
+
+
+def _describe(data: Data, setting: Setting, memory: Memory, increments: Sequence[int]) -> str:
     """The settings that all runs share, in one line."""
-    first = f"{base_classes} classes first, then " if base_classes else ""
     training = setting.training
-    each = (data.classes - base_classes) // phases
     number = f"{memory.per_class} per class" if memory.total is None else f"{memory.total} in total"
     return (
-        f"{data.name}, {first}{phases} x {each} classes; exemplars: {number}"
+        f"{data.name}, {describe_increments(increments)}; exemplars: {number}"
         f"{', fewer with AANets (strict memory)' if memory.strict else ''}; {setting.backbone}, "
         f"{training.epochs_of(0)} epochs in the first phase, {training.epochs} in the others, "
         f"batch size {training.batch_size}, learning rate {training.lr:g}"

@@ -17,6 +17,7 @@ from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
 from aanets_plugin.experiments.results import RULES, UPPER_BOUND, Result, write_summary
+from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.runner import Run, run
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import default_accelerator
@@ -96,24 +97,52 @@ def compare(
         results = compare(train, test, resnet20, arms_of(LUCIR(), AANets()), output="runs/lucir")
         print(results_table(results))
     """
+    options = {key: value for key, value in locals().items() if key not in ("train", "test")}
+    return compare_orders({"": (train, test)}, **options)
+
+
+def compare_orders(
+    orders: Mapping[str, tuple[Any, Any]],
+    backbone: Backbone,
+    arms: Mapping[str, Arm],
+    *,
+    output: str | Path,
+    seeds: Sequence[int] = (0,),
+    resume: bool = False,
+    accelerator: Accelerator | None = None,
+    command: str = "",
+    notes: Sequence[str] = (),
+    **options: Any,
+) -> list[Result]:
+    """Run every arm with every class order and every seed and write a common report.
+
+    Args:
+        orders: the scenarios for training and testing of each class order, by a name. The folder of
+            a run is ARM-SEED-NAME, or ARM-SEED where the name is empty.
+        options: other arguments of `compare`, such as `memory` and `training`. The arguments that
+            are listed here are as there.
+    """
     if not arms or not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
             f"arms={list(arms)}, seeds={list(seeds)}: must have at least one of each, and each "
             f"seed once."
         )
     output, accelerator = Path(output), accelerator or default_accelerator()
-    options: dict[str, Any] = {"memory": memory, "training": training, "accelerator": accelerator}
-    for arm in arms.values():
-        _check(train, test, backbone, arm, options)
+    shared: dict[str, Any] = {**options, "accelerator": accelerator}
+    for order, (train, test) in orders.items():
+        for name, arm in arms.items():
+            folders = {seed: output / run_name(name, seed, order) for seed in seeds}
+            _check(train, test, backbone, arm, shared, folders, resume)
 
     first, *_ = arms
     results = []
-    todo = [(seed, name) for seed in seeds for name in arms]
-    for number, (seed, name) in enumerate(todo, 1):
-        arm, folder = arms[name], output / f"{name}-{seed}"
+    todo = [(order, seed, name) for order in orders for seed in seeds for name in arms]
+    for number, (order, seed, name) in enumerate(todo, 1):
+        train, test = orders[order]
+        arm, folder = arms[name], output / run_name(name, seed, order)
         base = None
         if name != first and same_start(arms[first], arm):
-            base = output / f"{first}-{seed}"
+            base = output / run_name(first, seed, order)
         start = time.monotonic()
         accelerator.print(f"run {number} of {len(todo)}: {folder}")
         result = run(
@@ -126,10 +155,8 @@ def compare(
             base=base,
             seed=seed,
             resume=resume,
-            tensorboard=tensorboard,
-            progress=progress,
             command=command,
-            **options,
+            **shared,
         )
         averages = ", ".join(
             f"{metrics[-1]['average']:.2f} by {text}"
@@ -137,23 +164,43 @@ def compare(
             if (metrics := result.by(rule)) is not None
         )
         seconds = time.monotonic() - start
-        accelerator.print(f"{result.arm}, seed {seed}: average {averages} ({seconds:.0f} s)\n")
-        results.append(result)
+        where = f"seed {seed}" + (f", {order}" if order else "")
+        accelerator.print(f"{result.arm}, {where}: average {averages} ({seconds:.0f} s)\n")
+        results.append(replace(result, order=order))
     if accelerator.is_main_process:
-        _report(results, arms[first].method, output, seeds[-1], command, notes)
+        last = output / run_name(LEARNED, seeds[-1], list(orders)[-1])
+        _report(results, arms[first].method, output, last, command, notes)
     accelerator.wait_for_everyone()
     return results
 
 
-def _check(train: Any, test: Any, backbone: Backbone, arm: Arm, options: dict[str, Any]) -> None:
-    """Set up the run in a temporary folder, which checks all its settings."""
-    with tempfile.TemporaryDirectory() as folder:
+def run_name(arm: str, seed: int, order: str = "") -> str:
+    """The name of a run's folder in the folder of a comparison."""
+    return "-".join([arm, str(seed), *([order] if order else [])])
+
+
+def _check(
+    train: Any,
+    test: Any,
+    backbone: Backbone,
+    arm: Arm,
+    options: dict[str, Any],
+    folders: Mapping[int, Path],
+    resume: bool,
+) -> None:
+    """Set up a run in a temporary folder, which checks all its settings, and look into the folders
+    of the seeds, which may hold runs with other settings."""
+    with tempfile.TemporaryDirectory() as temporary:
         try:
-            Run(train, test, backbone, arm.method, aanets=arm.aanets, output=folder, **options)
+            tried = Run(
+                train, test, backbone, arm.method, aanets=arm.aanets, output=temporary, **options
+            )
         except (AssertionError, RuntimeError) as error:
             raise ConfigurationError(
                 f"the backbone cannot process these images ({error}). Use another backbone."
             ) from error
+    for seed, folder in folders.items():
+        RunFolder(folder).open({**tried.config, "seed": seed}, resume=resume)
 
 
 def same_start(first: Arm, arm: Arm) -> bool:
@@ -166,7 +213,7 @@ def _report(
     results: list[Result],
     method: Method,
     output: Path,
-    seed: int,
+    learned: Path,
     command: str,
     notes: Sequence[str],
 ) -> None:
@@ -180,7 +227,7 @@ def _report(
     ]
     figure = plot_accuracy(shown, rule=rule, title=method.title)
     save(figure, output / "accuracy.png", ".pdf")
-    for alpha in (output / f"{LEARNED}-{seed}").glob("alpha.p*"):  # .png and .pdf
+    for alpha in learned.glob("alpha.p*"):  # .png and .pdf
         shutil.copyfile(alpha, output / alpha.name)
     write_summary(
         output / "summary.md",

@@ -20,13 +20,19 @@ from torchvision import transforms
 from aanets_plugin.checks import integer, positive, shorten
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.readers import (
+    SUBSETS,
     check_folder,
     read_cifar100,
     read_digits,
     read_image_tree,
     rows_by_class,
 )
-from aanets_plugin.experiments.splits import check_split, paper_order, random_state
+from aanets_plugin.experiments.splits import (
+    check_increments,
+    check_split,
+    paper_order,
+    random_state,
+)
 
 DATASETS = ("digits", "cifar100", "imagenet-subset", "imagenet", "folder")
 
@@ -65,6 +71,7 @@ def load_data(
     seed: int = 0,
     per_class: int | None = None,
     image_size: int | None = None,
+    subset: str | None = None,
 ) -> Data:
     """Read the dataset `name` from the folder `path` and check it.
 
@@ -79,15 +86,17 @@ def load_data(
               CIFAR100, which is downloaded if it is missing.
             - "imagenet": the folder has `train/` and `val/` (or `test/`), each with one folder of
               images for each of the 1000 classes.
-            - "imagenet-subset": the same with 100 classes. If the folder has 1000, the first 100
-              of `paper_order` are used, as in LUCIR. (PODNet uses another list; the paper cites
-              both.)
+            - "imagenet-subset": the same with 100 classes. If the folder has 1000, `subset` says
+              which of them are used.
             - "folder": the same with any number of classes.
         path: the folder of the dataset.
         seed: the seed of the random choices: the halves of the digits, the `per_class` images.
         per_class: the largest number of training images of each class. With the same seed, a
             larger number includes the images of a smaller one. All test images are used.
         image_size: height and width of the network's input for image folders. Default: 224.
+        subset: the 100 classes of "imagenet-subset". "lucir" (default): the first 100 of
+            `paper_order`. "podnet": the first 100 in alphabetical order of their ids, as in the
+            lists of PODNet's authors. They have nine classes in common.
     """
     if name not in DATASETS:
         raise ConfigurationError(
@@ -104,6 +113,11 @@ def load_data(
             f"image_size={image_size}: cannot be set for dataset={name!r}, whose images have "
             f"{_SIZES[name]} pixels. Leave out image_size."
         )
+    if subset is not None and (name != "imagenet-subset" or subset not in SUBSETS):
+        raise ConfigurationError(
+            f"subset={subset!r} for dataset={name!r}: must be one of {', '.join(SUBSETS)}, and for "
+            f"dataset='imagenet-subset' only."
+        )
     if name == "digits":
         if path is not None:
             raise ConfigurationError(
@@ -113,7 +127,9 @@ def load_data(
         train, test = read_digits(random)
     else:
         root = check_folder(name, path)
-        train, test = read_cifar100(root) if name == "cifar100" else read_image_tree(name, root)
+        train, test = (
+            read_cifar100(root) if name == "cifar100" else read_image_tree(name, root, subset)
+        )
 
     classes = len(np.unique(train[1]))
     if per_class is not None:
@@ -138,8 +154,9 @@ def scenarios(
     data: Data,
     *,
     base_classes: int | None = None,
-    phases: int,
+    phases: int | None = None,
     order: Sequence[int] | None = None,
+    increments: Sequence[int] | None = None,
 ) -> tuple[ClassIncremental, ClassIncremental]:
     """Continuum's scenarios for training and testing, with the same classes in the same phases.
 
@@ -149,8 +166,22 @@ def scenarios(
             after it; see `check_split`.
         order: all classes in the order in which they are learned. Default: `paper_order`. As
             always in Continuum, the label of a class in a scenario is its position in this order.
+        increments: instead of `base_classes` and `phases`, the number of new classes in each phase.
+
+    Example::
+
+        train, test = scenarios(load_data("digits"), increments=[4, 1, 2, 3])
     """
-    sizes = check_split(data.classes, base_classes=base_classes, phases=phases)
+    if (phases is None) == (increments is None) or (base_classes is not None and increments):
+        raise ConfigurationError(
+            f"phases={phases}, base_classes={base_classes}, increments={increments}: pass either "
+            f"phases (and base_classes), or increments."
+        )
+    if increments is not None:
+        sizes = check_increments(increments, data.classes)
+    else:
+        assert phases is not None
+        sizes = check_split(data.classes, base_classes=base_classes, phases=phases)
     class_order = paper_order(data.classes) if order is None else _checked_order(order, data)
     train, test = (
         ClassIncremental(

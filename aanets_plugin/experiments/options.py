@@ -18,6 +18,8 @@ from aanets_plugin.experiments.presets import (
     Setting,
     setting,
 )
+from aanets_plugin.experiments.readers import SUBSETS
+from aanets_plugin.experiments.splits import PAPER_SEED, check_increments, check_split
 
 AANET_OPTIONS = {
     "blocks": "blocks",
@@ -31,6 +33,7 @@ AANET_OPTIONS = {
     "update_base": "update_base",
     "alpha_batches": "max_batches",
     "alpha_per_class": "per_class",
+    "imbalanced_alpha": "balanced",
 }
 """Options of the command line and the field of `AANetConfig` that each of them sets."""
 
@@ -65,6 +68,12 @@ def _add_data_options(group: Any) -> None:
     add("--dataset", choices=DATASETS, default="digits", help="dataset; default: %(default)s")
     add("--data", type=Path, metavar="FOLDER", help="folder of the dataset; not for digits")
     number("--images-per-class", help="use only N training images of each class; default: all")
+    add(
+        "--subset",
+        choices=SUBSETS,
+        help="which 100 classes of a full ImageNet imagenet-subset has: LUCIR's list or PODNet's; "
+        "default: lucir",
+    )
     number("--image-size", help=f"size of ImageNet and folder images; default: {IMAGE_SIZE}")
     base_classes = _by_dataset("base_classes").replace("None", "half")
     number(
@@ -75,6 +84,21 @@ def _add_data_options(group: Any) -> None:
         "--phases",
         help=f"phases after the first one; default: the largest number up to {MOST_PHASES} that "
         f"divides the remaining classes",
+    )
+    add(
+        "--increments",
+        type=_numbers,
+        metavar="N,N,…",
+        help="instead of these two: the number of new classes of each phase, such as 50,10,20,20",
+    )
+    add(
+        "--order",
+        nargs="+",
+        default=[str(PAPER_SEED)],
+        metavar="ORDER",
+        help="order of the classes: a seed that shuffles them, or a file with all of them as "
+        "numbers from 0; several orders are compared with each seed; default: %(default)s, the "
+        "paper's",
     )
     exclusive = group.add_mutually_exclusive_group()
     memory = _by_dataset("memory_per_class")
@@ -189,6 +213,12 @@ def _add_aanet_options(group: Any) -> None:
         "--alpha-per-class",
         help="balanced samples of each class for α; default: as many as the smallest class has",
     )
+    switch(
+        "--imbalanced-alpha",
+        const=False,
+        help="learn α on all training data of a phase instead of a balanced subset, for comparison "
+        "(the paper's Table 1, row 6)",
+    )
 
 
 def _add_output_options(group: Any, method: str) -> None:
@@ -208,6 +238,15 @@ def _add_output_options(group: Any, method: str) -> None:
         help="mixed precision; default: %(default)s",
     )
     add("--tensorboard", action="store_true", help="write TensorBoard curves for each run")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be numbers of classes separated by commas, such as 50,10,10"
+        ) from None
 
 
 def _by_dataset(field: str) -> str:
@@ -231,11 +270,24 @@ def check_options(args: argparse.Namespace) -> None:
             raise ConfigurationError(
                 f"--no-aanet: cannot be combined with {flags}. Leave out one or the other."
             )
+    if args.imbalanced_alpha is not None and args.alpha_per_class is not None:
+        raise ConfigurationError(
+            f"--alpha-per-class {args.alpha_per_class}: cannot be combined with "
+            f"--imbalanced-alpha, which uses all samples. Leave out one or the other."
+        )
     if args.alpha_lr is not None and not args.alpha_lr > 0:
         raise ConfigurationError(
             f"--alpha-lr {args.alpha_lr:g}: must be > 0. To compare with a fixed α, add "
             f"--fixed-alpha."
         )
+    if args.increments is not None:
+        others = [name for name in ("base_classes", "phases") if getattr(args, name) is not None]
+        if others:
+            flags = " and ".join("--" + name.replace("_", "-") for name in others)
+            raise ConfigurationError(
+                f"--increments {','.join(map(str, args.increments))}: cannot be combined with "
+                f"{flags}. Leave out one or the other."
+            )
     seeds = args.seeds or [args.seed]
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
@@ -252,6 +304,14 @@ def setting_from(args: argparse.Namespace) -> Setting:
     training = {name: given[name] for name in ("batch_size", "lr", "workers") if name in given}
     other = {name: given[name] for name in ("backbone", "memory_per_class") if name in given}
     return replace(chosen, training=replace(chosen.training, **training), **other)
+
+
+def increments_from(args: argparse.Namespace, setting: Setting, classes: int) -> list[int]:
+    """The number of new classes in each phase."""
+    if args.increments is not None:
+        return check_increments(args.increments, classes)
+    base_classes, phases = setting.split(classes, args.base_classes, args.phases)
+    return check_split(classes, base_classes=base_classes, phases=phases)
 
 
 def aanet_config_from(args: argparse.Namespace) -> AANetConfig | None:

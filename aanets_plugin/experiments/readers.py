@@ -4,7 +4,7 @@ import contextlib
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,13 @@ from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.splits import paper_order
 
 _SUBSET_CLASSES, _IMAGENET_CLASSES = 100, 1000
+
+SUBSETS: dict[str, Callable[[], list[int]]] = {
+    # Drawn by numpy with seed 1993, and copied to a tree, which is sorted again.
+    "lucir": lambda: sorted(paper_order(_IMAGENET_CLASSES)[:_SUBSET_CLASSES]),
+    "podnet": lambda: list(range(_SUBSET_CLASSES)),
+}
+"""The 100 classes of ImageNet-Subset as LUCIR's and as PODNet's authors chose them."""
 
 Samples = tuple[np.ndarray, np.ndarray]
 """Images [N, H, W, 3] or paths [N], and their labels."""
@@ -112,13 +119,19 @@ def _torchvision_cifar100(root: Path) -> tuple[Samples, Samples]:
     return train, test
 
 
-def read_image_tree(name: str, root: Path) -> tuple[Samples, Samples]:
+def read_image_tree(name: str, root: Path, subset: str | None = None) -> tuple[Samples, Samples]:
     train = _image_folder(root, ("train",))
     test = _image_folder(root, ("val", "test"))
     _check_same_classes(root, {f"{Path(tree.root).name}/": tree.classes for tree in (train, test)})
     chosen = list(range(len(train.classes)))
     if name == "imagenet-subset" and len(chosen) == _IMAGENET_CLASSES:
-        chosen = sorted(paper_order(_IMAGENET_CLASSES)[:_SUBSET_CLASSES])
+        chosen = SUBSETS[subset or "lucir"]()
+    elif subset is not None:
+        raise ConfigurationError(
+            f"subset={subset!r}: cannot be chosen from {str(root)!r}, which has {len(chosen)} "
+            f"classes and not {_IMAGENET_CLASSES}. Pass a folder of all of ImageNet, or leave out "
+            f"subset."
+        )
     expected = {"imagenet-subset": _SUBSET_CLASSES, "imagenet": _IMAGENET_CLASSES}.get(name)
     if expected is not None and len(chosen) != expected:
         or_all = f" or {_IMAGENET_CLASSES}" if name == "imagenet-subset" else ""

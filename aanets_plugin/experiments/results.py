@@ -36,6 +36,8 @@ class Result:
     head: list[dict[str, Any]]
     nearest_mean: list[dict[str, Any]] | None = None
     """None without exemplars."""
+    order: str = ""
+    """The name of the class order, if a comparison has several."""
 
     def __post_init__(self) -> None:
         for rule in RULES:
@@ -59,7 +61,8 @@ def arm_names(results: Sequence[Result]) -> list[str]:
     first = results[0]
     runs = set()
     for result in results:
-        run = f"{result.arm!r} with seed {result.seed}"
+        order = f" and {result.order}" if result.order else ""
+        run = f"{result.arm!r} with seed {result.seed}{order}"
         if run in runs:
             raise ConfigurationError(
                 f"two results of {run}: must be one for each arm and seed. Leave one out."
@@ -139,7 +142,7 @@ def paired_table(
             own = _averages(results, arm, rule)
             if arm == reference or not own or not base:
                 continue
-            differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
+            differences = [own[key] - base[key] for key in sorted(own.keys() & base.keys())]
             gain = signed(fmean(differences)) if differences else "–"
             bold = rule == reported and differences
             rows.append(
@@ -244,10 +247,10 @@ def _reported_first(reported: Rule | None) -> list[Rule]:
     return sorted(RULES, key=lambda rule: rule != reported)
 
 
-def _averages(results: Sequence[Result], arm: str, rule: Rule) -> dict[int, float]:
-    """Average incremental accuracy by seed."""
-    runs = ((result.seed, result.by(rule)) for result in results if result.arm == arm)
-    return {seed: run[-1]["average"] for seed, run in runs if run is not None}
+def _averages(results: Sequence[Result], arm: str, rule: Rule) -> dict[tuple[str, int], float]:
+    """Average incremental accuracy by class order and seed."""
+    runs = (((r.order, r.seed), r.by(rule)) for r in results if r.arm == arm)
+    return {key: run[-1]["average"] for key, run in runs if run is not None}
 
 
 def _mean(values: Sequence[float | None]) -> str:

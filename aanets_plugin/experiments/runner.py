@@ -141,6 +141,7 @@ class Run:
         config = run_config(
             method, aanets, memory, self.training, seed, net.backbone, self.phases, self.accelerator
         )
+        self.config = config
         self.base_config = base_config(config, method, self.training)
         self.folder = RunFolder(output)
         self.folder.open(config, resume=resume)
@@ -191,7 +192,9 @@ class Run:
     @property
     def result(self) -> Result:
         rows = self.state.rows
-        by_rule = {rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]}
+        by_rule: dict[str, Any] = {
+            rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]
+        }
         return Result(self.arm, self.seed, [row["classes"] for row in rows], **by_rule)
 
     # -- the steps of a phase --------------------------------------------------------------------
@@ -236,18 +239,20 @@ class Run:
         grow_head(self.method, net, new, samples, generator(self.seed, phase))
 
     def _update_alpha(self, new: Any, phase: int, epoch: int) -> None:
-        """Update α (Eq. 8) on the exemplars and as many samples of each class in `new`."""
+        """Update α (Eq. 8) on the exemplars and as many samples of each class in `new`, or on all
+        of them."""
         bilevel = self.state.bilevel
         if bilevel is None or self.aanets is None:
             return
         seed_everything(self.seed, phase, epoch, 2, self.accelerator.process_index)
-        per_class = self.aanets.per_class
+        per_class, is_balanced = self.aanets.per_class, self.aanets.balanced
 
         def balanced() -> Any:
             loader = balanced_loader(
                 new,
                 self.state.exemplars,
                 per_class=per_class,
+                balanced=is_balanced,
                 batch_size=self.training.batch_size,
                 generator=generator(self.seed, phase),
                 num_workers=self.training.workers,

@@ -1,9 +1,16 @@
-"""How many classes each phase has, and the paper's class order."""
+"""How many classes each phase has, and in which order they are learned."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from aanets_plugin.checks import integer, positive
 from aanets_plugin.errors import ConfigurationError
+
+PAPER_SEED = 1993
+"""The seed of the paper's class order."""
 
 
 def check_split(classes: int, *, base_classes: int | None = None, phases: int) -> list[int]:
@@ -51,7 +58,68 @@ def check_split(classes: int, *, base_classes: int | None = None, phases: int) -
     return first + [rest_of_classes // phases] * phases
 
 
-def paper_order(classes: int, seed: int = 1993) -> list[int]:
+def check_increments(increments: Sequence[int], classes: int) -> list[int]:
+    """The number of new classes in each phase, if they add up to all classes.
+
+    Example:
+        >>> check_increments([4, 1, 2, 3], 10)
+        [4, 1, 2, 3]
+    """
+    numbers = [positive(number, "each number in increments") for number in increments]
+    if sum(numbers) != classes:
+        given = ",".join(map(str, numbers))
+        raise ConfigurationError(
+            f"increments={given}: they add up to {sum(numbers)} classes, must be {classes}. Change "
+            f"a number, or add a phase for the classes that are missing."
+        )
+    return numbers
+
+
+def describe_increments(increments: Sequence[int]) -> str:
+    """The phases in a few words.
+
+    Example:
+        >>> describe_increments([50, 10, 10]), describe_increments([2, 2]), describe_increments([4])
+        ('50 classes first, then 2 x 10 classes', '2 x 2 classes', '1 x 4 classes')
+        >>> describe_increments([4, 1, 2, 3])
+        'phases of 4, 1, 2, 3 classes'
+    """
+    first, *rest = increments
+    if len(set(increments)) == 1:
+        return f"{len(increments)} x {first} classes"
+    if len(set(rest)) == 1:
+        return f"{first} classes first, then {len(rest)} x {rest[0]} classes"
+    return f"phases of {', '.join(map(str, increments))} classes"
+
+
+def read_order(choice: str, classes: int) -> list[int]:
+    """A class order by a seed, or from a file with all classes as numbers from 0.
+
+    Example:
+        >>> read_order("1993", 100) == paper_order(100)
+        True
+    """
+    if re.fullmatch(r"-?\d+", choice):
+        return paper_order(classes, int(choice))
+    file = Path(choice).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"order {choice!r} cannot be read ({error}). Pass a seed such as {PAPER_SEED}, or a "
+            f"text file with all classes as numbers from 0."
+        ) from error
+    words = re.split(r"[\s,]+", text.strip().strip("[]").strip())
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong:
+        raise ConfigurationError(
+            f"{choice!r} has {wrong[0]!r:.40}: must be the classes as numbers from 0, separated by "
+            f"commas or spaces."
+        )
+    return [int(word) for word in words]
+
+
+def paper_order(classes: int, seed: int = PAPER_SEED) -> list[int]:
     """The paper's class order: 0, 1, … shuffled by numpy with seed 1993, for every dataset.
 
     numpy's global random state is neither used nor changed.

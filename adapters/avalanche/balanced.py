@@ -32,7 +32,11 @@ class BalancedData:
     """
 
     def __init__(
-        self, storage_policy: ExemplarsBuffer | None, per_class: int, batch_size: int | None
+        self,
+        storage_policy: ExemplarsBuffer | None,
+        per_class: int,
+        batch_size: int | None,
+        balanced: bool = True,
     ) -> None:
         if storage_policy is not None and not isinstance(storage_policy, ExemplarsBuffer):
             raise ConfigurationError(
@@ -41,6 +45,7 @@ class BalancedData:
             )
         self.storage_policy = storage_policy
         self.per_class = positive(per_class, "per_class")
+        self.balanced = balanced
         self.batch_size = None if batch_size is None else positive(batch_size, "batch_size")
         self.seed = torch.initial_seed()
         self.seen: set[Key] = set()
@@ -54,13 +59,17 @@ class BalancedData:
         if self._loader is None or self._phase != phase:
             self._phase = phase
             source, parts = self._parts(strategy)
-            chosen, per_class, keys = self._draw([key for p in parts for key in p.keys], phase)
+            joined = [key for part in parts for key in part.keys]
+            chosen, per_class, keys = self._draw(joined, phase)
+            if not self.balanced:
+                chosen = self._shuffled(len(joined), phase)
             self._loader = DataLoader(
                 Subset(ConcatDataset(parts), chosen),
                 batch_size=self.batch_size or strategy.train_mb_size,
                 num_workers=num_workers,
             )
-            self._log(source, per_class, keys)
+            if self.balanced:
+                self._log(source, per_class, keys)
         return self._loader
 
     def experience_ended(self, strategy: Any) -> None:
@@ -109,9 +118,14 @@ class BalancedData:
         classes = {key: number for number, key in enumerate(sorted(set(keys)))}
         labels = torch.tensor([classes[key] for key in keys], dtype=torch.int64)
         per_class = min([self.per_class, *labels.bincount().tolist()])
-        generator = torch.Generator().manual_seed((self.seed + phase) % 2**63)
-        chosen = balanced_indices(labels, per_class, generator)
+        chosen = balanced_indices(labels, per_class, self._generator(phase))
         return chosen.tolist(), per_class, set(classes)
+
+    def _shuffled(self, count: int, phase: int) -> list[int]:
+        return torch.randperm(count, generator=self._generator(phase)).tolist()
+
+    def _generator(self, phase: int) -> torch.Generator:
+        return torch.Generator().manual_seed((self.seed + phase) % 2**63)
 
     def _log(self, source: str, per_class: int, keys: set[Key]) -> None:
         if not self._logged:

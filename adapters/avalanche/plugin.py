@@ -45,6 +45,8 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         lr, momentum, normalize, official, schedule, update_base, max_batches: How α is updated;
             see `AANetConfig`.
         per_class: Maximum number of balanced samples, and of stored exemplars, per class.
+        balanced: False: α learns on all training data and exemplars of the experience, for
+            comparison.
         loss_fn: `loss_fn(model, batch)` returns the loss of a batch (x, y, task label) on the CPU.
             Default: cross-entropy of the class logits; for SCR, its contrastive loss.
         base_phase: False for a trained model, whose first experience is an incremental phase.
@@ -79,6 +81,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         update_base: bool = DEFAULTS.update_base,
         max_batches: int | None = DEFAULTS.max_batches,
         per_class: int = EXEMPLARS_PER_CLASS,
+        balanced: bool = DEFAULTS.balanced,
         loss_fn: LossFunction | None = None,
         base_phase: bool = True,
         storage_policy: ExemplarsBuffer | None = None,
@@ -90,7 +93,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.config = AANetConfig(**{name: given[name] for name in names})
         self.base_phase = base_phase
         self.loss_fn = loss_fn
-        self.balanced = BalancedData(storage_policy, per_class, batch_size)
+        self.balanced = BalancedData(storage_policy, per_class, batch_size, balanced)
         self._bilevel: BilevelStrategy | None = None
         self._parts_left = 0
         self._phi: list[nn.Parameter] = []

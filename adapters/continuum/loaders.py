@@ -15,6 +15,7 @@ def balanced_loader(
     memory: Any = None,
     *,
     per_class: int | None = None,
+    balanced: bool = True,
     batch_size: int = 128,
     generator: torch.Generator | None = None,
     **options: Any,
@@ -27,6 +28,7 @@ def balanced_loader(
         taskset: Continuum's task set of this phase, with or without the samples of the memory.
         memory: Continuum's `RehearsalMemory`. None or empty: use the samples of `taskset` alone.
         per_class, generator: as in `balanced_indices`.
+        balanced: False: all samples of the task set and the memory, in random order.
         options: other arguments of torch's `DataLoader`.
 
     Example:
@@ -50,5 +52,8 @@ def balanced_loader(
         if not set(y.tolist()) <= set(taskset._y.tolist()):
             joined = copy.copy(taskset)
             joined.add_samples(x, y, t)
-    chosen = balanced_indices(torch.as_tensor(joined._y), per_class, generator)
+    if balanced:
+        chosen = balanced_indices(torch.as_tensor(joined._y), per_class, generator)
+    else:
+        chosen = torch.randperm(len(joined._y), generator=generator)
     return DataLoader(Subset(joined, chosen.tolist()), batch_size=batch_size, **options)

@@ -104,6 +104,13 @@ def test_without_a_memory_a_few_exemplars_are_kept():
     assert per_class(third, 6) == 4
 
 
+def test_all_samples_of_new_and_stored_data_are_used_if_they_are_not_to_be_balanced():
+    options = {"balanced": False, "per_class": 4}
+    _, second, _ = watched(plugin=options).labels()
+
+    assert second == {0: 4, 1: 4, 2: 10, 3: 10}
+
+
 def test_the_smallest_class_sets_the_number():
     _, second, third = watched(Replay, mem_size=8).labels()
 

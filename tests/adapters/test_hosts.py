@@ -65,6 +65,20 @@ def test_the_documented_adapter_works():
     assert all(level.alpha.tolist() != [0.5, 0.5] for level in levels(learner.net))
 
 
+def test_imbalanced_data_are_all_that_the_host_has():
+    np.random.seed(0)
+    learner, seen = Learner(), []
+    documented()(learner, balanced=False)
+    adapter = learner.bilevel
+    loss = adapter.loss_fn
+    adapter.loss_fn = lambda model, batch: seen.append(batch[1]) or loss(model, batch)
+    sizes = []
+    for task in range(2):
+        sizes.append(len(images(task)[1]) + (len(learner.memory) if learner.memory else 0))
+        learner.train_task(task)
+    assert sum(map(len, seen)) == EPOCHS * sizes[1]
+
+
 def test_a_host_that_takes_another_network_is_told():
     learner = documented()(Learner())
     learner.net = CifarResNet(1, 4)

@@ -199,6 +199,7 @@ def config_of(command):
         ("--official-alpha", {"official": True}),
         ("--update-base", {"update_base": True}),
         ("--alpha-batches 2 --alpha-per-class 3", {"max_batches": 2, "per_class": 3}),
+        ("--imbalanced-alpha", {"balanced": False}),
     ],
 )
 def test_the_command_line_sets_the_config(command, options):
@@ -216,6 +217,12 @@ def test_options_of_aanets_are_refused_for_the_plain_network(flag, capsys):
     with pytest.raises(SystemExit):
         main(LUCIR(), ["--no-aanet", *flag.split()])
     assert f"cannot be combined with {flag.split()[0]}." in capsys.readouterr().err
+
+
+def test_imbalanced_data_have_no_number_per_class(capsys):
+    with pytest.raises(SystemExit):
+        main(LUCIR(), ["--imbalanced-alpha", "--alpha-per-class", "3"])
+    assert "--alpha-per-class 3: cannot be combined" in capsys.readouterr().err
 
 
 def test_a_comparison_runs_with_options_of_aanets(tmp_path, monkeypatch):

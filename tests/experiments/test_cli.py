@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
+import shutil
 
 import pytest
 import torch
@@ -210,6 +212,13 @@ def test_weights_that_cannot_be_had_are_told(tmp_path, monkeypatch):
         ("--data .", "'digits', which comes with scikit-learn"),
         ("--phases 4", "must divide the 6 classes"),
         ("--base-classes 10", "base_classes=10"),
+        ("--increments 4,3", "increments=4,3: they add up to 7 classes, must be 10"),
+        ("--increments 4+6", "'4+6' must be numbers of classes separated by commas"),
+        ("--increments 4,6 --phases 1", "--increments 4,6: cannot be combined with --phases"),
+        ("--order no/such", "--order no/such: order 'no/such' cannot be read"),
+        ("--order -1", "seed=-1"),
+        ("--order 7 7", "--order 7: is given twice"),
+        ("--subset podnet", "for dataset='imagenet-subset' only"),
         ("--memory-per-class 1000", "a class has only 87 training samples"),
         ("--images-per-class 9", "a class has only 9 training samples"),
         ("--memory-total 5", "total=5: must be ≥ 10"),
@@ -285,6 +294,28 @@ def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
             main(LUCIR(), [*options, *more])
         assert end.value.code == 2
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_orders_and_increments_of_ones_own(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("9 8 7 6 5 4 3 2 1 0")
+    tiny = ["--epochs", "1", "--images-per-class", "4", "--memory-per-class", "2", "--no-aanet"]
+    options = [*tiny, "--increments", "7,1,2", "--order", "1993", "mine.txt"]
+    results = main(LUCIR(), options)
+
+    assert [result.order for result in results] == ["", "ordermine"]
+    assert [result.classes for result in results] == [[7, 8, 10]] * 2
+    configs = [
+        json.loads((tmp_path / "runs" / "lucir" / name / "config.json").read_text())["data"]
+        for name in ("plain-0", "plain-0-ordermine")
+    ]
+    assert [config["class_order"][:3] for config in configs] == [[4, 2, 7], [9, 8, 7]]
+    assert [config["increments"] for config in configs] == [[7, 1, 2]] * 2
+
+    shutil.rmtree(tmp_path / "runs" / "lucir" / "plain-0")
+    with pytest.raises(SystemExit):
+        main(LUCIR(), [*options, "--resume", "--lr", "1"])
+    assert "plain-0-ordermine holds a run with other settings" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "lucir" / "plain-0").exists(), "found before the first run"
 
 
 def first_only(result):

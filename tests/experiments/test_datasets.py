@@ -283,6 +283,11 @@ class TestImageTrees:
             assert y.tolist() == list(range(100))
         assert drawn != names[:100]
 
+        other = load_data("imagenet-subset", tmp_path, subset="podnet")
+        # as in the lists of PODNet's authors
+        assert [Path(path).parent.name for path in arrays(other.test)[0]] == names[:100]
+        assert len(set(drawn) & set(names[:100])) == 9
+
         whole = load_data("imagenet", tmp_path)
         assert whole.classes == 1000
         assert scenarios(whole, phases=10)[0].increments == [500] + [50] * 10

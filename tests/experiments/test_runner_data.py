@@ -119,6 +119,17 @@ def test_alpha_learns_on_all_classes_seen_equally(name, tmp_path):
     assert len(set(trained.values())) > 1
 
 
+def test_alpha_learns_on_all_training_data_if_it_is_not_to_be_balanced(tmp_path):
+    seen, data = [], unaugmented(digits())
+    options = {"aanets": AANets(balanced=False), "backbone": watched_network(seen)}
+    small_run(tmp_path / "run", data=data, **options)
+    train, _ = scenarios(data, base_classes=6, phases=2)
+    labels = Counter(labels_of(torch.cat([x for why, x in seen if why == "alpha"]), train))
+    old = {**dict.fromkeys(range(6), 2 * EXEMPLARS), 6: EXEMPLARS, 7: EXEMPLARS}
+    new = dict.fromkeys(range(6, 10), 20)
+    assert labels == Counter(old) + Counter(new)
+
+
 def test_alpha_learns_on_as_many_of_each_class_as_asked_for(tmp_path):
     seen, data = [], unaugmented(digits())
     options = {"aanets": AANets(balanced_per_class=2), "backbone": watched_network(seen)}

@@ -8,7 +8,7 @@ import torch
 
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
-from aanets_plugin.experiments.splits import check_split, paper_order
+from aanets_plugin.experiments.splits import check_split, paper_order, read_order
 from tests.experiments.datasets_setup import arrays
 
 # The order that class-incremental papers since iCaRL learn CIFAR-100 in.
@@ -94,6 +94,49 @@ def test_an_impossible_split_says_what_would_do(classes, split, parts):
     with pytest.raises(ConfigurationError) as caught:
         check_split(classes, **split)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_increments_of_any_size_are_kept_in_both_scenarios():
+    for scenario in scenarios(load_data("digits"), increments=[4, 1, 2, 3]):
+        assert [len(set(taskset._y)) for taskset in scenario] == [4, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("split", "parts"),
+    [
+        ({"increments": [4, 1, 2]}, ["increments=4,1,2", "add up to 7 classes, must be 10"]),
+        ({"increments": [10, 0]}, ["increments=0", "≥ 1"]),
+        ({"increments": [9, 1.0]}, ["increments=1.0"]),
+        ({"increments": []}, ["add up to 0"]),
+        ({"increments": [5, 5], "phases": 1}, ["phases=1", "increments=[5, 5]", "either"]),
+        ({"increments": [5, 5], "base_classes": 5}, ["base_classes=5", "either"]),
+        ({}, ["phases=None", "increments=None"]),
+    ],
+)
+def test_increments_that_do_not_fit_are_refused(split, parts):
+    with pytest.raises(ConfigurationError) as caught:
+        scenarios(load_data("digits"), **split)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["2, 0, 1", "2 0\n1\n", "[2, 0, 1]\n"])
+def test_an_order_is_read_from_a_file(text, tmp_path):
+    (tmp_path / "order.txt").write_text(text)
+    assert read_order(str(tmp_path / "order.txt"), 3) == [2, 0, 1]
+
+
+def test_an_order_by_another_seed_is_another_order():
+    assert read_order("1993", 100)[:20] == PUBLISHED_ORDER
+    assert read_order("7", 100) == paper_order(100, seed=7) != paper_order(100)
+
+
+@pytest.mark.parametrize(("text", "part"), [("0 1 two", "'two'"), ("", "''"), ("0 -1", "'-1'")])
+def test_a_file_of_something_else_is_told(text, part, tmp_path):
+    (tmp_path / "order.txt").write_text(text)
+    with pytest.raises(ConfigurationError, match=rf"order.txt' has {part}: must be"):
+        read_order(str(tmp_path / "order.txt"), 3)
+    with pytest.raises(ConfigurationError, match=r"no/such\.txt' cannot be read"):
+        read_order("no/such.txt", 3)
 
 
 def test_the_split_is_checked_before_the_data_is_touched():
