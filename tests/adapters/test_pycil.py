@@ -84,8 +84,9 @@ def test_every_form_of_the_training_has_its_epochs_counted(kind):
 
 @pytest.mark.parametrize("kind", [PyCILLearner, BiC, SSRE])
 def test_data_parallel_for_the_time_of_a_task_changes_nothing(kind):
-    one, two = (run_pycil(with_aanets(seeded(kind, devices=count))) for count in (1, 2))
+    one, two = (run_pycil(with_aanets(seeded(kind, devices=n)), 2) for n in (1, 2))
     assert two.bilevel.model is two._network
+    assert two.bilevel.history
     assert [r.weights for r in two.bilevel.history] == [r.weights for r in one.bilevel.history]
     assert torch.equal(logits(one), logits(two))
 

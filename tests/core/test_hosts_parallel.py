@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import socket
+import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel, replicate
 
 from aanets_plugin import UnsupportedModelError, convert_to_aanet, levels
 from aanets_plugin.baselines import CifarResNet
@@ -36,6 +37,25 @@ def test_data_parallel_runs_forward_and_backward(options):
     loss_of(parallel(x)).backward()
     assert torch.equal(parallel(x), net(x))
     assert all(map(torch.equal, gradients(parallel.module), gradients(net)))
+
+
+@every_kind
+def test_the_replicas_of_data_parallel_are_the_network(options, monkeypatch):
+    def copied(tensors, devices, detach=False):
+        """What torch does between GPUs, on the CPU."""
+        return [[t.detach().clone() if detach else t.clone() for t in tensors] for _ in devices]
+
+    torch_file = sys.modules[replicate.__module__]
+    monkeypatch.setattr(torch_file, "_broadcast_coalesced_reshape", copied)
+    net, x = converted(**options).eval(), images()
+    source = copy.deepcopy(net)
+    replicas, parts = replicate(source, [0, 1]), x.chunk(2)
+    output = torch.cat([replica(part) for replica, part in zip(replicas, parts, strict=True)])
+    loss_of(output).backward()
+    loss_of(net(x)).backward()
+    assert torch.allclose(output, net(x), atol=1e-6)
+    # float32, sums over the batch in another order
+    assert total_error(gradients(source), gradients(net)) < 1e-5
 
 
 def one_of_two_processes(rank, port, folder):
