@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from aanets_plugin.fold import fold as fold
     from aanets_plugin.herding import herd as herd
     from aanets_plugin.herding import herd_classes as herd_classes
+    from aanets_plugin.hub import from_hub as from_hub
+    from aanets_plugin.hub import push_to_hub as push_to_hub
     from aanets_plugin.inspection import branch_report as branch_report
     from aanets_plugin.levels import AdaptiveLevel as AdaptiveLevel
     from aanets_plugin.levels import levels as levels
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from aanets_plugin.plain import load_plain_state_dict as load_plain_state_dict
     from aanets_plugin.plain import to_plain as to_plain
     from aanets_plugin.plots import plot_alpha as plot_alpha
+    from aanets_plugin.saving import load_aanet as load_aanet
+    from aanets_plugin.saving import save_aanet as save_aanet
     from aanets_plugin.stages import find_stages as find_stages
 
 __version__ = "0.1.0"
@@ -64,10 +68,12 @@ _NAMES = {
     "fold": ("fold",),
     "herding": ("herd", "herd_classes"),
     "inspection": ("branch_report",),
+    "hub": ("from_hub", "push_to_hub"),
     "levels": ("AdaptiveLevel", "levels"),
     "optim": ("parameter_groups",),
     "plain": ("load_plain_state_dict", "to_plain"),
     "plots": ("plot_alpha",),
+    "saving": ("load_aanet", "save_aanet"),
     "stages": ("find_stages",),
 }
 __getattr__, _LAZY = on_first_use(__name__, _NAMES)

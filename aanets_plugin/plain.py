@@ -41,8 +41,8 @@ def load_plain_state_dict(
         raise ConfigurationError(
             "The state_dict is of a converted network. Load it with model.load_state_dict(state)."
         )
-    expected = {plain: tuple(own[key].shape) for key, plain in names.items()}
-    given = {key: tuple(value.shape) for key, value in state.items()}
+    expected = {plain: list(own[key].shape) for key, plain in names.items()}
+    given = {key: list(value.shape) for key, value in state.items()}
     if differences := state_differences(expected, given, strict=strict):
         raise ConfigurationError(
             f"The state_dict does not fit into {type(model).__name__} before its conversion: "
@@ -111,17 +111,20 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 
 
 def state_differences(
-    expected: Mapping[str, Any], given: Mapping[str, Any], *, strict: bool = True
+    here: Mapping[str, Any], there: Mapping[str, Any], *, strict: bool = True
 ) -> str:
-    """What differs between two states of names and shapes, for an error message."""
+    """What differs between two tables of shapes, of a model and of a file, for a message.
+
+    Without `strict` a name may be in one of them only.
+    """
     parts = []
-    if strict and (missing := expected.keys() - given.keys()):
-        parts.append(f"it has no {shorten(sorted(missing), 4)}")
-    if strict and (unknown := given.keys() - expected.keys()):
-        parts.append(f"only it has {shorten(sorted(unknown), 4)}")
+    if strict and (missing := [name for name in here if name not in there]):
+        parts.append(f"only here: {shorten(missing, 4)}")
+    if strict and (unknown := [name for name in there if name not in here]):
+        parts.append(f"only there: {shorten(unknown, 4)}")
     parts += [
-        f"{key} is {list(given[key])} there, {list(expected[key])} here"
-        for key in expected
-        if key in given and given[key] != expected[key]
+        f"{name}: {there[name]} there, {value} here"
+        for name, value in here.items()
+        if name in there and there[name] != value
     ][:4]
     return "; ".join(parts)

@@ -28,6 +28,10 @@ class CosineScores(nn.Module):
         bound = 1 / math.sqrt(in_features)
         nn.init.uniform_(self.weight, -bound, bound)
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Return the arguments that make such a head."""
+        return {"in_features": self.in_features, "out_features": self.out_features}
+
     def scores(self, features: Tensor) -> Tensor:
         """The unscaled cosines: [batch, out_features]."""
         return cosines(features, self.weight)
@@ -72,6 +76,11 @@ class SplitCosineLinear(nn.Module):
         self.fc1 = CosineScores(in_features, old)
         self.fc2 = CosineScores(in_features, new)
         self.sigma = nn.Parameter(torch.ones(1))
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Return the arguments that make such a head."""
+        old, new = self.fc1.out_features, self.fc2.out_features
+        return {"in_features": self.in_features, "old": old, "new": new}
 
     @property
     def weight(self) -> Tensor:

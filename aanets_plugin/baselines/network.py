@@ -24,6 +24,10 @@ class IncrementalNet(nn.Module):
         self.backbone = backbone
         self.fc = fc
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Return the arguments that make such a network."""
+        return {"backbone": self.backbone, "fc": self.fc}
+
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the head, [batch, dimensions]."""
         return self.backbone(x).flatten(1)  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ No gradient flows into any argument called `teacher_…`.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -223,16 +223,25 @@ class LocalSimilarityClassifier(nn.Module):
     returns η times the similarities.
 
     `weights` has one parameter [classes, proxies, in_features] per call of `add_classes`. Adding
-    classes does not touch the earlier parameters, so they can be frozen.
+    classes does not touch the earlier parameters, so they can be frozen. A list of `classes` makes
+    the head after several such calls.
     """
 
-    def __init__(self, in_features: int, classes: int, proxies: int = 10) -> None:
+    def __init__(self, in_features: int, classes: int | list[int], proxies: int = 10) -> None:
         super().__init__()
+        first, *others = classes if isinstance(classes, list) else [classes]
         self.in_features = positive(in_features, "in_features")
-        self.out_features = positive(classes, "classes")
+        self.out_features = positive(first, "classes")
         self.proxies = positive(proxies, "proxies")
-        self.weights = nn.ParameterList([_random(torch.empty(classes, proxies, in_features))])
+        self.weights = nn.ParameterList([_random(torch.empty(first, proxies, in_features))])
         self.eta = nn.Parameter(torch.ones(1))
+        for count in others:
+            self.add_classes(count)
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Return the arguments that make such a head."""
+        classes = [len(weight) for weight in self.weights]
+        return {"in_features": self.in_features, "classes": classes, "proxies": self.proxies}
 
     @property
     def weight(self) -> Tensor:

@@ -1,5 +1,7 @@
 """The CIFAR ResNet of LUCIR, Mnemonics and AANets: the paper's backbone for 32x32 images."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -49,6 +51,12 @@ class CifarResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Return the arguments that make such a network."""
+        classes = getattr(self.fc, "out_features", 1)
+        inputs = self.conv1.in_channels
+        return {"depth": len(self.layer1), "num_classes": classes, "in_channels": inputs}
 
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the classifier, [batch, 64]."""

@@ -1,30 +1,23 @@
 """Checkpoint files: written atomically, loaded without executing code from them."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.files import replacing
 
 FORMAT = "aanets_plugin run, version 1"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state`. A crash leaves either the old file or the new one, never a part."""
-    with _replacing(path) as temporary, open(temporary, "wb") as file:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         torch.save({"format": FORMAT, **state}, file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in the same way."""
-    with _replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -46,15 +39,3 @@ def load(path: Path) -> dict[str, Any] | None:
             f"{FORMAT!r}. Use another output folder, or start without resuming."
         )
     return state
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary name, which becomes `path` if the block raises no error."""
-    temporary = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

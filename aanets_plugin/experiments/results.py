@@ -13,7 +13,7 @@ from typing import Any
 
 from aanets_plugin.baselines.method import Rule
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments.checkpoint import write_text
+from aanets_plugin.files import write_text
 
 RULES: dict[Rule, str] = {"head": "head", "nearest_mean": "nearest mean"}
 PLAIN, UPPER_BOUND = "plain", "upper bound"

@@ -8,9 +8,9 @@ from typing import Any
 from aanets_plugin.baselines.method import Rule
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
 from aanets_plugin.experiments.results import Result, write_summary
+from aanets_plugin.files import write_text
 from aanets_plugin.levels import levels
 from aanets_plugin.plot_style import save
 from aanets_plugin.plots import plot_alpha
@@ -60,12 +60,12 @@ class RunFolder:
             )
 
     def write_config(self, config: dict[str, Any]) -> None:
-        checkpoint.write_text(self.path / "config.json", json.dumps(config, indent=2) + "\n")
+        write_text(self.path / "config.json", json.dumps(config, indent=2) + "\n")
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Write one line per phase."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        checkpoint.write_text(self.path / "metrics.jsonl", text)
+        write_text(self.path / "metrics.jsonl", text)
 
     def write_alpha(self, bilevel: BilevelStrategy | None) -> None:
         if bilevel is not None and bilevel.history:

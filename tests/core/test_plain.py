@@ -100,11 +100,11 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     net, plain = converted(), CifarResNet(1, 5).state_dict()
     before = snapshot(net)
     wrong = {
-        r"has no bn1\.bias, conv1\.weight\.": {
+        r"only here: conv1\.weight, bn1\.bias\.": {
             k: v for k, v in plain.items() if k not in ("conv1.weight", "bn1.bias")
         },
-        r"only it has extra": {**plain, "extra": torch.zeros(1)},
-        r"fc\.weight is \[7, 64\] there, \[5, 64\] here": CifarResNet(1, 7).state_dict(),
+        r"only there: extra": {**plain, "extra": torch.zeros(1)},
+        r"fc\.weight: \[7, 64\] there, \[5, 64\] here": CifarResNet(1, 7).state_dict(),
         r"model\.load_state_dict": net.state_dict(),
     }
     for message, state in wrong.items():
