@@ -21,7 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from aanets_plugin.callable_module import call_as
+from aanets_plugin.errors import UnsupportedModelError
+from aanets_plugin.nested import TENSORS, aggregate, map_tensors, same_form
 from aanets_plugin.scaling import RULES, release
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"""Where a torch.nn.Module has the hooks of its forward and backward."""
 
 
 class Branches(nn.Module):
@@ -30,14 +44,15 @@ class Branches(nn.Module):
     In the base phase there is only the module itself, and all of it learns.
     """
 
-    def __init__(self, module: nn.Module, blocks: Sequence[str]) -> None:
+    def __init__(self, name: str, module: nn.Module, blocks: Sequence[str]) -> None:
         super().__init__()
+        self.name = name
         self.blocks = tuple(blocks)
         self.branches = nn.ModuleList([module])
         self.base_frozen = False
         self.training = module.training
-        # Whether a branch changes its input in place. None until the first forward.
-        self._writes_input: bool | None = None
+        # Whether a branch changes its input in place, by mode, as soon as it is known.
+        self._writes_input: dict[bool, bool] = {}
 
     @property
     def plastic(self) -> nn.Module:
@@ -51,10 +66,28 @@ class Branches(nn.Module):
 
     def copies(self) -> list[nn.Module]:
         """Return the branches that `freeze_base` adds. Changes nothing."""
-        # Hosts may cache activations on their modules, which deepcopy refuses to copy.
-        cached = [v for m in self.plastic.modules() for v in vars(m).values()]
-        detached = {id(v): v.detach() for v in cached if isinstance(v, Tensor) and v.grad_fn}
-        return [copy.deepcopy(self.plastic, dict(detached)) for _ in self.blocks[1:]]
+        return [copy.deepcopy(self.plastic, self._memo()) for _ in self.blocks[1:]]
+
+    def _memo(self) -> dict[int, Any]:
+        """Return what deepcopy must not copy."""
+        memo: dict[int, Any] = {}
+        for module in self.plastic.modules():
+            hooks = [vars(module)[name] for name in HOOKS]
+            if module is self.plastic:  # its hooks belong to the level
+                memo.update((id(hook), type(hook)()) for hook in hooks)
+            elif any(hooks):  # they act on each branch, and go from all when they are removed
+                memo.update((id(hook), hook) for hook in hooks)
+            for value in vars(module).values():
+                if isinstance(value, Tensor) and value.grad_fn:  # an activation that a host cached
+                    memo[id(value)] = value.detach()
+        return memo
+
+    def take_hooks(self) -> None:
+        """Move the hooks of the module here, so that they see what the branches give together."""
+        level, module = vars(self), vars(self.plastic)
+        for name in (*HOOKS, "_is_full_backward_hook"):
+            # Not a copy: the handles of the hooks refer to this dictionary.
+            level[name], module[name] = module[name], level[name]
 
     def freeze_base(self, copies: list[nn.Module] | None = None) -> None:
         """Make the weights of the plastic branch θ_base and add the other branches."""
@@ -69,28 +102,63 @@ class Branches(nn.Module):
         release(self.plastic, training=self.training)
         self.base_frozen = False
 
-    def outputs(self, inputs: Sequence[Tensor], args: tuple[Any, ...], kwargs: Any) -> list[Any]:
-        """Run each branch on its input. In-place changes by one branch do not reach the others."""
-        outputs: list[Any] = []
-        for branch, x in zip(self.branches, inputs, strict=True):
-            if len(outputs) == len(inputs) - 1:
-                outputs.append(branch(x, *args, **kwargs))
-            elif self._writes_input is False:
-                # A view, so that autograd sums gradients in the same order as with a copy.
-                outputs.append(branch(x.view_as(x), *args, **kwargs))
-            else:
-                outputs.append(self._watched(branch, _clone(x), args, kwargs))
-        return outputs
+    def outputs(self, calls: Sequence[Arguments]) -> list[Any]:
+        """Call each branch with its arguments. In-place changes by one do not reach the others."""
+        *first, (branch, (args, kwargs)) = zip(self.branches, calls, strict=True)
+        return [*(self._protected(b, *a) for b, a in first), branch(*args, **kwargs)]
 
-    def _watched(self, branch: nn.Module, own: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run a branch on its own copy of the input; record whether it changed the copy."""
+    def _protected(self, branch: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a branch with copies of the tensors, or with views if it does not write to them.
+
+        In eager mode the first call finds out, once in train mode and once in eval mode. Later
+        calls check that it is still so.
+        """
+        writes = self._writes_input.get(self.training)
+        own: list[Any] = []
+
+        def protect(x: Any) -> Any:
+            # A view, so that autograd sums gradients in the same order as with a copy.
+            view = writes is False and isinstance(x, Tensor)
+            own.append(x.view_as(x) if view else _clone(x))
+            return own[-1]
+
+        own_args, own_kwargs = map_tensors(protect, args), map_tensors(protect, kwargs)
         if torch.compiler.is_compiling():
-            return branch(own, *args, **kwargs)
-        version = own._version
-        output = branch(own, *args, **kwargs)
-        if self._writes_input is None:
-            self._writes_input = own._version != version
+            return branch(*own_args, **own_kwargs)
+        watched = [x for x in own if isinstance(x, Tensor) and not x.is_inference()]
+        versions = [x._version for x in watched]
+        output = branch(*own_args, **own_kwargs)
+        written = versions != [x._version for x in watched]
+        if writes is None and len(watched) == len(own):
+            self._writes_input[self.training] = written
+            if not (same_form(args, own_args) and same_form(kwargs, own_kwargs)):
+                raise UnsupportedModelError(
+                    f"{self.name}: the stage adds to a list or dict that it gets, which would then "
+                    f"hold values of one branch. Let it return them, or leave it out of `stages`."
+                )
+        if writes is False and written:
+            self._writes_input[self.training] = True
+            raise UnsupportedModelError(
+                f"{self.name}: the stage changed its input in place, which it did not do in the "
+                f"first forward, so the other branches would get another input. Run the batch "
+                f"again: from now on each branch gets a copy."
+            )
         return output
+
+    def _same(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:
+        return [(args, kwargs)] * len(self.branches)
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:
+        """Split a batch that a paired stem concatenated into one part per branch."""
+        if len(args) != 1 or kwargs or not isinstance(args[0], TENSORS):
+            raise UnsupportedModelError(
+                f"{self.name}: behind a paired stem a stage must take one tensor and nothing else. "
+                f"Convert with stem='stable' or stem='plastic'."
+            )
+        x: Any = args[0]
+        count = len(self.branches)
+        size = x.shape[0] // count
+        return [((x[i * size : (i + 1) * size],), {}) for i in range(count)]
 
     def extra_repr(self) -> str:
         return f"blocks={'+'.join(self.blocks)}"
@@ -115,8 +183,7 @@ class AdaptiveLevel(Branches):
         *,
         after_paired_stem: bool = False,
     ) -> None:
-        super().__init__(stage, blocks)
-        self.name = name
+        super().__init__(name, stage, blocks)
         self.initial_alpha = tuple(initial_alpha)
         self.after_paired_stem = after_paired_stem
         self.register_buffer("alpha", None)
@@ -132,13 +199,12 @@ class AdaptiveLevel(Branches):
         super().thaw_base()
         self.alpha = None
 
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        count = len(self.branches)
-        if count == 1:
-            return self.plastic(x, *args, **kwargs)
-        inputs = split(x, count) if self.after_paired_stem else [x] * count
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if len(self.branches) == 1:
+            return self.plastic(*args, **kwargs)
+        calls = self._split(args, kwargs) if self.after_paired_stem else self._same(args, kwargs)
         assert self.alpha is not None
-        return aggregate(self.outputs(inputs, args, kwargs), self.alpha)
+        return aggregate(self.outputs(calls), self.alpha)
 
     def __getitem__(self, index: int) -> nn.Module:
         """Return a block of the plastic branch, e.g. `net.layer4[-1]` as a Grad-CAM target."""
@@ -181,47 +247,23 @@ class PairedStem(Branches):
     between (ReLU, pooling) acts on each sample separately. The first level splits them again.
     """
 
-    def __init__(self, module: nn.Module, blocks: Sequence[str], *, first: bool) -> None:
-        super().__init__(module, blocks)
+    def __init__(self, name: str, module: nn.Module, blocks: Sequence[str], *, first: bool) -> None:
+        super().__init__(name, module, blocks)
         self.first = first
 
-    def forward(self, x: Tensor) -> Tensor:
-        count = len(self.branches)
-        if count == 1:
-            return self.plastic(x)  # type: ignore[no-any-return]
-        return torch.cat(self.outputs([x] * count if self.first else split(x, count), (), {}))
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if len(self.branches) == 1:
+            return self.plastic(*args, **kwargs)
+        calls = (self._same if self.first else self._split)(args, kwargs)
+        return torch.cat(self.outputs(calls))
 
 
-def _clone(x: Tensor) -> Tensor:
+def _clone(x: Any) -> Any:
     """Return a copy that counts in-place changes. Tensors made in inference mode do not."""
-    if not torch.compiler.is_compiling() and x.is_inference():
+    if isinstance(x, Tensor) and not torch.compiler.is_compiling() and x.is_inference():
         with torch.inference_mode(False):
             return x.clone()
     return x.clone()
-
-
-def split(x: Tensor, count: int) -> list[Tensor]:
-    """Split a batch that a paired stem concatenated into one part per branch."""
-    size = x.shape[0] // count
-    return [x[i * size : (i + 1) * size] for i in range(count)]
-
-
-def aggregate(outputs: Sequence[Any], alpha: Tensor) -> Any:
-    """Return Σ_b α_b · outputs_b (Eq. 3), for every tensor in tuples, lists and dicts."""
-    first = outputs[0]
-    if isinstance(first, Tensor):
-        if not first.is_floating_point():
-            return first
-        total = first * alpha[0]
-        for b in range(1, len(outputs)):
-            total = torch.addcmul(total, outputs[b], alpha[b])
-        return total
-    if isinstance(first, dict):
-        return type(first)((k, aggregate([o[k] for o in outputs], alpha)) for k in first)
-    if isinstance(first, (tuple, list)):
-        items = [aggregate(column, alpha) for column in zip(*outputs, strict=True)]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    return first
 
 
 def levels(model: nn.Module) -> list[AdaptiveLevel]:
