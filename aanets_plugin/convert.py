@@ -1,20 +1,20 @@
 """convert_to_aanet, and the two states of a converted model: base phase and frozen base.
 
-The conversion checks everything and builds all new modules before it changes the model.
+A change of state is made as a whole or not at all.
 """
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from aanets_plugin.config import DEFAULTS, AANetConfig
-from aanets_plugin.errors import AlreadyConvertedError, ConfigurationError, UnsupportedModelError
-from aanets_plugin.levels import AdaptiveLevel, Branches, PairedStem, levels
-from aanets_plugin.scaling import KERNEL_LAYERS, RULES, release
-from aanets_plugin.stages import common_parent, find_stages, find_stem, is_container
+from aanets_plugin.convertible import check_model, check_parts
+from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
+from aanets_plugin.levels import AdaptiveLevel, Branches, PairedStem, levels, move_hooks
+from aanets_plugin.scaling import RULES, release
+from aanets_plugin.stages import common_parent, find_stem
+from aanets_plugin.undo import undone_on_error
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,39 +54,59 @@ def convert_to_aanet(
     """
     config = AANetConfig(blocks=blocks, stem=stem, stages=stages, alpha=alpha)
     blocks = tuple(config.blocks)
-    names = _check_model(model, config.stages)
+    names = check_model(model, config.stages)
     stem_names = find_stem(model, names[0])
-    if "scaling" in blocks:
-        _check_kernels(model, names if stem == "plastic" else [*names, *stem_names])
-
-    paired = stem == "paired" and bool(stem_names)
-    parts: dict[str, Branches] = {
-        name: AdaptiveLevel(
-            name,
-            model.get_submodule(name),
-            blocks,
-            config.initial_alpha,
-            after_paired_stem=paired and name == names[0],
-        )
-        for name in names
-    }
-    if paired:
-        for name in stem_names:
-            part = model.get_submodule(name)
-            parts[name] = PairedStem(name, part, blocks, first=name == stem_names[0])
-    copies = {name: part.copies() for name, part in parts.items()}  # the last step that can fail
-
-    for name, part in parts.items():
-        part.freeze_base(copies[name])
-        model.set_submodule(name, part)
-    if not paired:
-        for name in stem_names:
-            module, rule = model.get_submodule(name), blocks[-1] if stem == "stable" else "all"
-            setattr(module, STEM_RULE, rule)
-            RULES[rule](module)
-    trunk = model.get_submodule(common_parent([*stem_names, *names]))
-    trunk.register_load_state_dict_pre_hook(_follow_checkpoint)  # type: ignore[no-untyped-call]
+    stem_blocks = {"stable": blocks[-1:], "plastic": ("all",), "paired": blocks}[stem]
+    check_parts(model, {**dict.fromkeys(stem_names, stem_blocks), **dict.fromkeys(names, blocks)})
+    with undone_on_error(model, "converted"):
+        paired = stem_names if stem == "paired" else []
+        parts: list[Branches] = [
+            PairedStem(name, model.get_submodule(name), blocks, first=name == paired[0])
+            for name in paired
+        ]
+        parts += [
+            AdaptiveLevel(
+                name,
+                model.get_submodule(name),
+                blocks,
+                config.initial_alpha,
+                after_paired_stem=bool(paired) and name == names[0],
+            )
+            for name in names
+        ]
+        replace_modules(model, {part.plastic: part for part in parts})
+        for part in parts:
+            move_hooks(part.plastic, part)
+            part.freeze_base()
+        if not paired:
+            for name in stem_names:
+                module = model.get_submodule(name)
+                setattr(module, STEM_RULE, stem_blocks[0])
+                RULES[stem_blocks[0]](module)
+        trunk = model.get_submodule(common_parent([*stem_names, *names]))
+        trunk.register_load_state_dict_pre_hook(_follow_checkpoint)  # type: ignore[no-untyped-call]
     return model
+
+
+def replace_modules(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
+    """Put new modules in all places where `model` has the old ones, also in lists and dicts."""
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in new:
+            model.set_submodule(name, new[module])
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, nn.Module):
+                vars(module)[name] = new.get(value, value)
+            elif isinstance(value, tuple) and any(_is_in(new, item) for item in value):
+                vars(module)[name] = tuple(new.get(item, item) for item in value)
+            elif isinstance(value, (list, dict)) and name not in ("_modules", "_parameters"):
+                for key, item in enumerate(value) if isinstance(value, list) else value.items():
+                    if _is_in(new, item):
+                        value[key] = new[item]
+
+
+def _is_in(modules: Mapping[nn.Module, nn.Module], item: Any) -> bool:
+    return isinstance(item, nn.Module) and item in modules
 
 
 def freeze_base(model: nn.Module) -> None:
@@ -96,12 +116,13 @@ def freeze_base(model: nn.Module) -> None:
     optimizer after this call.
     """
     require_converted(model, "freeze_base")
-    thaw_base(model)
-    for module in list(model.modules()):
-        if isinstance(module, Branches):
-            module.freeze_base()
-        elif rule := module.__dict__.get(STEM_RULE):
-            RULES[rule](module)
+    with undone_on_error(model, "frozen as a base"):
+        thaw_base(model)
+        for module in list(model.modules()):
+            if isinstance(module, Branches):
+                module.freeze_base()
+            elif rule := module.__dict__.get(STEM_RULE):
+                RULES[rule](module)
 
 
 def thaw_base(model: nn.Module) -> None:
@@ -110,11 +131,12 @@ def thaw_base(model: nn.Module) -> None:
     The stable branches are deleted. Build the optimizer after this call.
     """
     require_converted(model, "thaw_base")
-    for module in list(model.modules()):
-        if isinstance(module, Branches):
-            module.thaw_base()
-        elif STEM_RULE in module.__dict__:
-            release(module, training=model.training)
+    with undone_on_error(model, "brought back to the base phase"):
+        for module in list(model.modules()):
+            if isinstance(module, Branches):
+                module.thaw_base()
+            elif STEM_RULE in module.__dict__:
+                release(module, training=model.training)
 
 
 def forget_conversion(model: nn.Module) -> None:

@@ -38,6 +38,13 @@ HOOKS = (
 """Where a torch.nn.Module has the hooks of its forward and backward."""
 
 
+def move_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Give the hooks of a module to the one that takes its place, which has none."""
+    for name in (*HOOKS, "_is_full_backward_hook"):
+        # The dictionary itself, not its content, because the handles of the hooks refer to it.
+        vars(source)[name], vars(target)[name] = vars(target)[name], vars(source)[name]
+
+
 class Branches(nn.Module):
     """A module and its copies, one per entry of `blocks`, which says how each learns.
 
@@ -64,10 +71,6 @@ class Branches(nn.Module):
         """The last branch. In the base phase it is the only one."""
         return self.branches[-1]
 
-    def copies(self) -> list[nn.Module]:
-        """Return the branches that `freeze_base` adds. Changes nothing."""
-        return [copy.deepcopy(self.plastic, self._memo()) for _ in self.blocks[1:]]
-
     def _memo(self) -> dict[int, Any]:
         """Return what deepcopy must not copy."""
         memo: dict[int, Any] = {}
@@ -82,16 +85,9 @@ class Branches(nn.Module):
                     memo[id(value)] = value.detach()
         return memo
 
-    def take_hooks(self) -> None:
-        """Move the hooks of the module here, so that they see what the branches give together."""
-        level, module = vars(self), vars(self.plastic)
-        for name in (*HOOKS, "_is_full_backward_hook"):
-            # Not a copy: the handles of the hooks refer to this dictionary.
-            level[name], module[name] = module[name], level[name]
-
-    def freeze_base(self, copies: list[nn.Module] | None = None) -> None:
+    def freeze_base(self) -> None:
         """Make the weights of the plastic branch θ_base and add the other branches."""
-        self.branches.extend(self.copies() if copies is None else copies)
+        self.branches.extend(copy.deepcopy(self.plastic, self._memo()) for _ in self.blocks[1:])
         for branch, block in zip(self.branches, self.blocks, strict=True):
             RULES[block](branch)
         self.base_frozen = True
@@ -188,9 +184,9 @@ class AdaptiveLevel(Branches):
         self.after_paired_stem = after_paired_stem
         self.register_buffer("alpha", None)
 
-    def freeze_base(self, copies: list[nn.Module] | None = None) -> None:
+    def freeze_base(self) -> None:
         """Make the weights of the plastic branch θ_base; α and φ get their initial values."""
-        super().freeze_base(copies)
+        super().freeze_base()
         tensors = itertools.chain(self.plastic.parameters(), self.plastic.buffers())
         like: Tensor = next(tensor for tensor in tensors if tensor.is_floating_point())
         self.alpha = torch.tensor(self.initial_alpha, dtype=like.dtype, device=like.device)

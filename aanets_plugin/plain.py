@@ -7,9 +7,15 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from aanets_plugin.checks import shorten
-from aanets_plugin.convert import forget_conversion, freeze_base, require_converted, thaw_base
+from aanets_plugin.convert import (
+    forget_conversion,
+    freeze_base,
+    replace_modules,
+    require_converted,
+    thaw_base,
+)
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.levels import Branches, levels
+from aanets_plugin.levels import Branches, levels, move_hooks
 from aanets_plugin.scaling import Scaled, release
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -79,9 +85,10 @@ def to_plain(model: Model, branch: str = "plastic") -> Model:
     if branch not in ("plastic", "stable"):
         raise ConfigurationError(f"branch={branch!r}: must be 'plastic' or 'stable'.")
     plain = copy.deepcopy(model)
-    for name, module in list(plain.named_modules()):
-        if isinstance(module, Branches):
-            plain.set_submodule(name, module.plastic if branch == "plastic" else module.stable)
+    parts = [module for module in plain.modules() if isinstance(module, Branches)]
+    replace_modules(plain, {part: getattr(part, branch) for part in parts})
+    for part in parts:
+        move_hooks(part, getattr(part, branch))
     release(plain, training=model.training)
     forget_conversion(plain)
     return plain

@@ -18,6 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 
 KERNEL_LAYERS = (_ConvNd, nn.Linear)
 """The layers whose weight is frozen and scaled by φ in a scaling branch."""
+SCALING_NAMES = ("phi", "held")
+"""The attributes that a layer gets when it is scaled."""
 
 
 class FrozenParameters(nn.Module):

@@ -1,14 +1,14 @@
 """Finds the residual stages and the stem of a network by its modules and their code."""
 
-import dis
-import functools
+import inspect
+import itertools
 from collections.abc import Iterator
-from inspect import isfunction
-from types import CodeType
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+
+from aanets_plugin.additions import adds_tensors
 
 
 def find_stages(model: nn.Module) -> list[str]:
@@ -25,11 +25,21 @@ def find_stages(model: nn.Module) -> list[str]:
     path, parent = "", model
     while True:
         residual = _residual_children(parent)
-        nested = [name for name in residual if _residual_children(parent.get_submodule(name))]
-        if len(nested) != 1 or _is_row_of_blocks(parent.get_submodule(nested[0])):
+        inner = _holder_of_stages(parent, residual)
+        if inner is None:
             return [path + name for name in residual]
-        # One child holds all stages. A residual block beside it is a stem or a neck.
-        path, parent = f"{path}{nested[0]}.", parent.get_submodule(nested[0])
+        # A residual block beside it is a stem or a neck.
+        path, parent = f"{path}{inner}.", parent.get_submodule(inner)
+
+
+def find_blocks(model: nn.Module) -> list[str]:
+    """Return the names of the residual blocks, without those that are inside another one."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        inside = names and f"{name}.".startswith(f"{names[-1]}.")
+        if name and not inside and _is_residual_block(module):
+            names.append(name)
+    return names
 
 
 def find_stem(model: nn.Module, first_stage: str) -> list[str]:
@@ -66,21 +76,47 @@ def common_parent(names: list[str]) -> str:
 
 def is_container(module: nn.Module) -> bool:
     """Whether the module has no forward, such as a ModuleList. The host calls what is in it."""
-    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+    of_class = inspect.getattr_static(type(module), "forward")
+    return of_class is nn.Module.forward and "forward" not in vars(module)
+
+
+def _holder_of_stages(parent: nn.Module, residual: list[str]) -> str | None:
+    """Return the child that holds all stages; None if the residual children are the stages."""
+    inside = {name: _residual_children(parent.get_submodule(name)) for name in residual}
+    nested = [name for name in residual if inside[name]]
+    if len(nested) == 1 and not _is_row_of_blocks(parent.get_submodule(nested[0])):
+        return nested[0]
+    # Beside a stem that has several blocks: the stages add nothing themselves, their blocks do.
+    holders = [
+        name
+        for name in nested
+        if len(inside[name]) > 1
+        and not any(
+            _is_residual_block(parent.get_submodule(f"{name}.{stage}")) for stage in inside[name]
+        )
+    ]
+    return holders[0] if len(holders) == 1 else None
 
 
 def _residual_children(module: nn.Module) -> list[str]:
     """Names of the children that are or contain a residual block.
 
-    The modules in a container count as children.
+    The modules in a container count as children. Of a child and another one that contains it, such
+    as a Sequential of all stages beside the stages, it is the inner one.
     """
-    names = []
+    children: dict[str, nn.Module] = {}
     for name, child in module.named_children():
         if is_container(child):
-            names += [f"{name}.{inner}" for inner in _residual_children(child)]
+            inner = _residual_children(child)
+            children.update((f"{name}.{n}", child.get_submodule(n)) for n in inner)
         elif any(_is_residual_block(inner) for inner in child.modules()):
-            names.append(name)
-    return names
+            children[name] = child
+    modules = set(children.values())
+    return [n for n, c in children.items() if not any(m in modules for m in _inside(c))]
+
+
+def _inside(module: nn.Module) -> Iterator[nn.Module]:
+    return itertools.islice(module.modules(), 1, None)
 
 
 def _is_row_of_blocks(module: nn.Module) -> bool:
@@ -91,39 +127,8 @@ def _is_row_of_blocks(module: nn.Module) -> bool:
 
 
 def _is_residual_block(module: Any) -> bool:
-    return _adds(type(module)) and _contains(module, _ConvNd)  # type: ignore[arg-type]
+    return adds_tensors(type(module)) and _contains(module, _ConvNd)  # type: ignore[arg-type]
 
 
 def _contains(module: nn.Module, kind: type[nn.Module]) -> bool:
     return any(isinstance(inner, kind) for inner in module.modules())
-
-
-@functools.cache
-def _adds(cls: Any) -> bool:
-    """Whether the forward of this class, or one of its methods that it calls, has an addition."""
-    own = {name for base in cls.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
-    seen: set[str] = set()
-    pending = ["forward"] if "forward" in own else []
-    while pending:
-        function = getattr(cls, name := pending.pop(), None)
-        if name in seen or not isfunction(function):
-            continue
-        seen.add(name)
-        for code in _codes(function.__code__):
-            for step in dis.get_instructions(code):
-                if step.opname in ("BINARY_ADD", "INPLACE_ADD"):  # Python 3.10
-                    return True
-                if step.opname == "BINARY_OP" and step.argrepr in ("+", "+="):
-                    return True
-                if step.argval in ("add", "add_"):
-                    return True
-            pending += [name for name in code.co_names if name in own]
-    return False
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of the functions defined inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)

@@ -34,9 +34,9 @@ def undone_on_error(model: nn.Module, what: str) -> Iterator[None]:
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return the attributes by name, with a copy of the dictionaries that torch keeps."""
+    """Return the attributes by name, with a copy of each container's content."""
     return {
-        name: (value, copy.copy(value) if isinstance(value, (dict, set)) else None)
+        name: (value, copy.copy(value) if isinstance(value, (dict, list, set)) else None)
         for name, value in vars(module).items()
     }
 
@@ -49,4 +49,4 @@ def _restore(module: Any, cls: type, attributes: dict[str, tuple[Any, Any]]) -> 
         vars(module)[name] = value
         if content is not None:
             value.clear()
-            value.update(content)
+            (value.extend if isinstance(value, list) else value.update)(content)

@@ -20,7 +20,6 @@ from aanets_plugin import (
 from aanets_plugin.baselines import CifarResNet
 from tests.networks import (
     AttentionNet,
-    Block,
     DictNet,
     HeadOverDictNet,
     HeadsNet,
@@ -417,25 +416,6 @@ def test_bad_input_gets_a_clear_error_and_an_untouched_model(case):
 def test_something_that_is_no_module_is_a_type_error(thing):
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         convert_to_aanet(thing)
-
-
-def test_a_stage_that_cannot_be_copied_leaves_the_model_untouched():
-    class Uncopyable(Block):
-        def __deepcopy__(self, memo):
-            raise RuntimeError("no copies of me")
-
-    model = DictNet()
-    model.stage_3 = nn.Sequential(Uncopyable(8, 8, 2), Block(8, 8))
-    keys = list(model.state_dict())
-    with pytest.raises(RuntimeError, match="no copies"):
-        convert_to_aanet(model, blocks=("scaling", "frozen"))
-    assert list(model.state_dict()) == keys
-    assert not levels(model)
-    assert all(
-        isinstance(p, nn.Parameter)
-        for p in model.state_dict(keep_vars=True).values()
-        if p.requires_grad
-    )
 
 
 def test_a_host_that_caches_activations_on_its_modules_is_converted():
