@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from aanets_plugin.alpha_gradient import LossFunction, mean_gradients, unwrapped
 from aanets_plugin.alpha_step import NormalizedStep, PlainStep
-from aanets_plugin.attach import Attachment, LoaderSource
+from aanets_plugin.attach import Attachment, LoaderSource, OptimizerChoice
 from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.convert import freeze_base, require_converted, thaw_base
 from aanets_plugin.default_loss import classes_of, cross_entropy
@@ -235,7 +235,7 @@ class BilevelStrategy:
         balanced_loader: LoaderSource,
         *,
         every: int | Callable[[], int],
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: OptimizerChoice | None = None,
     ) -> Attachment:
         """Call `after_epoch(balanced_loader)` after every `every` optimizer steps.
 
@@ -252,7 +252,9 @@ class BilevelStrategy:
                 called at the first step, when the host has built its loader.
             optimizer: The optimizer whose steps are counted. Default: the first one that trains a
                 parameter of an adaptive level. Other optimizers, such as one for the head alone or
-                for a later fine-tuning, are not counted.
+                for a later fine-tuning, are not counted. A function is asked about each optimizer
+                that trains a level: `optimizer=lambda optimizer: True` counts all of them, for a
+                loop that makes a new one in each epoch.
         """
         self._require_phase("attach")
         if self._attachment is not None:

@@ -138,7 +138,7 @@ def _weights(module: nn.Module) -> list[Tensor]:
 
 def _extra_weights(model: nn.Module) -> list[Tensor]:
     """What a converted model has more than a plain one: φ, and all branches but the plastic one."""
-    extra: dict[int, Tensor] = {id(layer.phi): layer.phi for layer in scaled_layers(model)}
+    extra: dict[int, Tensor] = {id(layer.delta): layer.delta for layer in scaled_layers(model)}
     for module in model.modules():
         if isinstance(module, Branches):
             for branch in module.branches[1:]:

@@ -10,6 +10,7 @@ from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.scaling import RULES
 
 STEMS = ("stable", "plastic", "paired")
+OFFICIAL_LOOPS = ("lucir", "icarl")
 EXEMPLARS_PER_CLASS = 20
 """The paper's number of exemplars per class, the default wherever exemplars are kept."""
 
@@ -24,7 +25,7 @@ class AANetConfig:
     Example:
         >>> AANetConfig(blocks=("all", "frozen")).conversion["blocks"]
         ('all', 'frozen')
-        >>> AANetConfig(official=True).lr
+        >>> AANetConfig(official="lucir").lr
         1e-08
     """
 
@@ -42,8 +43,12 @@ class AANetConfig:
     """Momentum of α's steps. Default: 0, with `official` the authors' 0.9."""
     normalize: bool = True
     """Scale each level's steps by its past gradients (AdaGrad). False: Eq. 8 as printed."""
-    official: bool = False
-    """Update α exactly as the authors' code does; see `BilevelStrategy.official`."""
+    official: bool | str = False
+    """Update α exactly as the authors' code does. "lucir": as in their loop for LUCIR, which never
+    clears α's gradient; True is the same. "icarl": as in their loop for iCaRL, which clears it."""
+    phi_decay: float | None = None
+    """With `official`: weight decay that pulls φ towards 0; 5e-4 in the authors' code. Default: the
+    weight decay of the optimizer, which pulls φ to 1."""
     schedule: Callable[[int], float] | None = None
     """Factor on `lr` as a function of the epoch in the phase, counted from 0."""
     update_base: bool = False
@@ -63,6 +68,7 @@ class AANetConfig:
             "lr": (1e-8 if self.official else 0.03) if self.lr is None else self.lr,
             "momentum": (0.9 if self.official else 0.0) if self.momentum is None else self.momentum,
             "normalize": self.normalize and not self.official,
+            "official": "lucir" if self.official is True else self.official,
         }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
@@ -74,6 +80,14 @@ class AANetConfig:
             raise ConfigurationError(f"lr={self.lr}: must be ≥ 0 and finite.")
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"momentum={self.momentum}: must be ≥ 0 and < 1.")
+        if self.official is not False and self.official not in OFFICIAL_LOOPS:
+            raise ConfigurationError(
+                f"official={self.official!r}: must be {_either(OFFICIAL_LOOPS)}, or False."
+            )
+        if self.phi_decay is not None and not (self.official and 0 <= self.phi_decay < math.inf):
+            raise ConfigurationError(
+                f"phi_decay={self.phi_decay}: must be ≥ 0 and finite, and needs official."
+            )
         if self.official and len(self.blocks) != 2:
             raise ConfigurationError(
                 f"blocks={self.blocks!r}: the official update needs two branches. Leave out "
@@ -98,9 +112,10 @@ class AANetConfig:
     def learning(self) -> dict[str, Any]:
         """The keyword arguments of `BilevelStrategy`; those of the official update, if chosen."""
         names = ["lr", "momentum", "schedule", "update_base", "max_batches"]
-        if not self.official:
-            names.append("normalize")
-        return {name: getattr(self, name) for name in names}
+        options = {name: getattr(self, name) for name in names}
+        if self.official:
+            return {**options, "loop": self.official, "phi_decay": self.phi_decay}
+        return {**options, "normalize": self.normalize}
 
 
 def _checked_blocks(blocks: Sequence[str]) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 Names in a converted model's state_dict, for a stage called `layer1`:
 
-    layer1.branches.0.*      the plastic branch, under the names the stage had
-    layer1.branches.1.*      the next branch; the last one is the stable branch
-    layer1.branches.1.*.phi  φ of a frozen kernel, beside its `weight`
-    layer1.alpha             α, one weight per branch
+    layer1.branches.0.*        the plastic branch, under the names the stage had
+    layer1.branches.1.*        the next branch; the last one is the stable branch
+    layer1.branches.1.*.delta  δ = φ − 1 of a frozen kernel, beside its `weight`
+    layer1.alpha               α, one weight per branch
 
 In the base phase there is neither `branches.1` nor `alpha`. A shared stem keeps its names, with
-`conv1.phi` beside `conv1.weight` if it is scaled. A paired stem has `conv1.branches.0.*` and
-`conv1.branches.1.*`.
+`conv1.delta` beside `conv1.weight` if it is scaled. A paired stem has `conv1.branches.0.*` and
+`conv1.branches.1.*`. A state_dict with `phi` in place of `delta` is loaded too.
 """
 
 import copy

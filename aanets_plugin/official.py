@@ -1,9 +1,12 @@
 """The α update of the authors' code, for comparison with published numbers.
 
-Each level has one scalar a: the first branch has weight a, the second 1 − a. The gradient of a is
-never cleared. Each backward pass of the lower level adds to it, and so does each balanced batch.
-After each balanced batch there is one SGD step with momentum and weight decay on a. The momentum is
-reset in each phase, the gradient is not.
+Each level has one scalar a: the first branch has weight a, the second 1 − a. After each balanced
+batch there is one SGD step with momentum and weight decay on a. The momentum is reset in each
+phase. Their two training loops differ in the gradient of a:
+
+    "lucir"  It is never cleared. Each backward pass of the lower level adds to it, and so does each
+             balanced batch, over all phases.
+    "icarl"  It is cleared before each balanced batch.
 """
 
 from collections.abc import Iterable
@@ -12,21 +15,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from aanets_plugin.alpha_gradient import loss_and_gradients, only_alpha_learns
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
 from aanets_plugin.levels import levels, named_levels
+from aanets_plugin.scaling import scaled_layers
 
-_DEFAULTS = AANetConfig(official=True)
+_DEFAULTS = AANetConfig(official="lucir")
 
 
 class OfficialBilevel(BilevelStrategy):
     """BilevelStrategy with the authors' update and their hyperparameters as defaults.
 
-    In an incremental phase α collects gradients in the backward pass of the host. The optimizer of
+    With the "lucir" loop, α collects gradients in the backward pass of the host. The optimizer of
     the host must not hold α. One over `model.parameters()` or `parameter_groups(model)` does not.
+
+    Args:
+        loop: The authors' loop to follow, "lucir" or "icarl".
+        weight_decay: Weight decay of α.
+        phi_decay: Weight decay that pulls φ towards 0, as in the authors' code, where it is 5e-4.
+            It acts in the phases, in the steps of every optimizer that holds φ, and replaces the
+            weight decay that the optimizer itself has for φ. Default: the optimizer's own, which
+            pulls φ to 1. It is exact for optimizers that add the decay to the gradient, as SGD.
+        options: Other options of `BilevelStrategy`.
     """
 
     def __init__(
@@ -36,8 +52,11 @@ class OfficialBilevel(BilevelStrategy):
         lr: float = _DEFAULTS.lr,
         momentum: float = _DEFAULTS.momentum,
         weight_decay: float = 5e-4,
+        loop: str = "lucir",
+        phi_decay: float | None = None,
         **options: Any,
     ) -> None:
+        AANetConfig(official=loop, phi_decay=phi_decay)  # checks the values
         for level in levels(model):
             if len(level.blocks) != 2:
                 raise ConfigurationError(
@@ -46,11 +65,19 @@ class OfficialBilevel(BilevelStrategy):
                 )
         super().__init__(model, lr=lr, momentum=momentum, normalize=False, **options)
         self.weight_decay = weight_decay
+        self.accumulates = loop == "lucir"
+        self.phi_decay = phi_decay
+        self._decay_hook: RemovableHandle | None = None
 
     def _phase_changed(self) -> None:
         for level in levels(self.model):
             if level.alpha is not None:
-                level.alpha.requires_grad_(self.in_phase)
+                level.alpha.requires_grad_(self.in_phase and self.accumulates)
+        if self._decay_hook is not None:
+            self._decay_hook.remove()
+            self._decay_hook = None
+        if self.in_phase and self.phi_decay is not None:
+            self._decay_hook = register_optimizer_step_pre_hook(self._decay_phi)
 
     def state_dict(self) -> dict[str, Any]:
         alphas = {name: level.alpha for name, level in named_levels(self.model).items()}
@@ -88,10 +115,23 @@ class OfficialBilevel(BilevelStrategy):
 
     @torch.no_grad()
     def _step(self, alpha: Any, name: str, gradient: torch.Tensor) -> None:
-        alpha.grad = gradient if alpha.grad is None else alpha.grad + gradient
-        slope = alpha.grad[0] - alpha.grad[1] + self.weight_decay * alpha[0]
+        if self.accumulates:
+            gradient = gradient if alpha.grad is None else alpha.grad + gradient
+            alpha.grad = gradient
+        slope = gradient[0] - gradient[1] + self.weight_decay * alpha[0]
         if name in self.step.velocity:
             slope = self.step.momentum * self.step.velocity[name] + slope
         self.step.velocity[name] = slope
         plastic = (alpha[0] - self.current_lr * slope).clamp(0, 1)
         alpha.copy_(torch.stack([plastic, 1 - plastic]))
+
+    @torch.no_grad()
+    def _decay_phi(self, optimizer: Optimizer, *_: Any) -> None:
+        """Add the gradient of phi_decay·φ²/2, less that of the optimizer's own decay of δ."""
+        assert self.phi_decay is not None
+        deltas = {id(layer.delta) for layer in scaled_layers(self.model)}
+        for group in optimizer.param_groups:
+            rest = self.phi_decay - group.get("weight_decay", 0.0)
+            for delta in group["params"]:
+                if id(delta) in deltas and delta.grad is not None:
+                    delta.grad += self.phi_decay + rest * delta

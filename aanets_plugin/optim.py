@@ -10,10 +10,10 @@ from aanets_plugin.scaling import scaled_layers
 def parameter_groups(
     model: nn.Module, lr: float | None = None, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return the learnable parameters as optimizer groups, with no weight decay on φ.
+    """Return the learnable parameters as optimizer groups, with no weight decay on δ = φ − 1.
 
-    Weight decay would pull φ, and with it the stable branch, towards 0. The right value without
-    any training signal is 1.
+    One group for all parameters is right too: weight decay then pulls φ to 1, and with it the
+    stable branch to θ_base. With these groups, φ follows the gradient of the loss alone.
 
     Example:
         >>> from torch.optim import SGD
@@ -24,12 +24,12 @@ def parameter_groups(
         [0.0005, 0.0]
         >>> optimizer = SGD(groups, momentum=0.9)
     """
-    phi = [layer.phi for layer in scaled_layers(model) if layer.phi.requires_grad]
-    known = set(map(id, phi))
+    delta = [layer.delta for layer in scaled_layers(model) if layer.delta.requires_grad]
+    known = set(map(id, delta))
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
     options: dict[str, Any] = {} if lr is None else {"lr": lr}
     groups = [
         {"params": rest, "weight_decay": weight_decay, **options},
-        {"params": phi, "weight_decay": 0.0, **options},
+        {"params": delta, "weight_decay": 0.0, **options},
     ]
     return [group for group in groups if group["params"]]

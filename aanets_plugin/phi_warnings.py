@@ -15,9 +15,9 @@ MAX_DISTANCE = 100.0
 
 def warn_if_phi_never_moved(model: nn.Module, phase: int) -> None:
     """Warn if φ has gradients but is 1 everywhere. Without gradients there was no training."""
-    phi = [layer.phi for layer in scaled_layers(model) if layer.phi.requires_grad]
-    trained = any(p.grad is not None for p in phi)
-    if trained and all(bool((p == 1).all()) for p in phi):
+    deltas = [layer.delta for layer in scaled_layers(model) if layer.delta.requires_grad]
+    trained = any(delta.grad is not None for delta in deltas)
+    if trained and not any(bool(delta.any()) for delta in deltas):
         warnings.warn(
             f"φ did not move in phase {phase}, so the optimizer does not have it. Build the "
             f"optimizer after begin_phase().",
@@ -27,10 +27,10 @@ def warn_if_phi_never_moved(model: nn.Module, phase: int) -> None:
 
 def warn_if_phi_is_absurd(model: nn.Module, phase: int) -> bool:
     """Warn if φ is far away from 1 or not finite; returns whether it is."""
-    phi = [layer.phi.detach() for layer in scaled_layers(model)]
-    if not phi:
+    deltas = [layer.delta.detach() for layer in scaled_layers(model)]
+    if not deltas:
         return False
-    distance = float(torch.stack([(p - 1).abs().max().double().cpu() for p in phi]).max())
+    distance = float(torch.stack([delta.abs().max().double().cpu() for delta in deltas]).max())
     if distance <= MAX_DISTANCE:
         return False
     warnings.warn(

@@ -39,17 +39,31 @@ class FrozenParameters(nn.Module):
 class Scaled(FrozenParameters):
     """A layer with weight W ⊙ φ, frozen W and learned φ (Eq. 1). Its own forward is used.
 
-    The attribute `weight` is the product. The buffer `weight` is the frozen W.
+    The attribute `weight` is the product. The buffer `weight` is the frozen W. The parameter is
+    δ = φ − 1, so that weight decay of any kind pulls φ to 1 and the layer to W, not to 0.
     """
 
     prefix = "Scaled"
-    phi: nn.Parameter
+    delta: nn.Parameter
+
+    @property
+    def phi(self) -> Tensor:
+        """φ = 1 + δ."""
+        return 1 + self.delta
 
     @property
     def weight(self) -> Tensor:
         product: Tensor = self._buffers["weight"] * self.phi  # type: ignore[operator]
         # The layout that inductor would choose crashes the backward of convolutions on the CPU.
         return product.contiguous() if torch.compiler.is_compiling() else product
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        phi = state_dict.pop(f"{prefix}phi", None)
+        if phi is not None:  # saved when the parameter was φ itself
+            state_dict[f"{prefix}delta"] = phi - 1
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class Frozen(FrozenParameters):
@@ -67,7 +81,7 @@ def scale(tree: nn.Module) -> None:
         if isinstance(module, KERNEL_LAYERS):
             shape = (*module.weight.shape[:2], *(1 for _ in module.weight.shape[2:]))
             _hold(module)
-            module.register_parameter("phi", nn.Parameter(module.weight.new_ones(shape)))
+            module.register_parameter("delta", nn.Parameter(module.weight.new_zeros(shape)))
             _mix_in(Scaled, module)
 
 
@@ -88,7 +102,7 @@ def release(tree: nn.Module, *, training: bool) -> None:
         if isinstance(module, FrozenParameters):
             if isinstance(module, Scaled):
                 absorb(module)
-                del module.phi
+                del module.delta
             else:
                 module.training = training
             module.__class__ = type(module).__bases__[1]
@@ -103,8 +117,8 @@ def absorb(tree: nn.Module) -> None:
     for module in scaled_layers(tree):
         kernel = module._buffers["weight"]
         kernel.mul_(module.phi)  # type: ignore[union-attr]
-        module.phi.fill_(1.0)
-        module.phi.grad = None  # it belongs to the φ before
+        module.delta.zero_()
+        module.delta.grad = None  # it belongs to the φ before
 
 
 def scaled_layers(tree: nn.Module) -> Iterator[Scaled]:

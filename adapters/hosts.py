@@ -2,8 +2,8 @@
 
 A host is a codebase with its own training loop. An adapter says where the host has the network, the
 data of a task and the memory. `HostAdapter` does the rest: it converts the backbone, makes each
-task a phase, updates α after every epoch of the main training on class-balanced data, and keeps
-weight decay off φ. No file of the host is edited.
+task a phase, and updates α after every epoch of the main training on class-balanced data. No file
+of the host is edited.
 
 An adapter for a learner that has `net`, `loader`, `memory` and `train_task()`:
 
@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from aanets_plugin.alpha_gradient import LossFunction, unwrapped
+from aanets_plugin.attach import Attachment
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
@@ -47,7 +48,7 @@ from aanets_plugin.default_loss import cross_entropy, logits_of
 from aanets_plugin.errors import PhaseError
 from aanets_plugin.levels import levels
 
-from .optimizer import PhiWithoutDecay, follow_parameters
+from .optimizer import follow_parameters
 from .samples import BalancedSamples
 
 
@@ -82,7 +83,7 @@ class HostAdapter:
         self.samples = BalancedSamples(
             type(host).__name__, config.per_class, batch_size, balanced=config.balanced
         )
-        self._no_decay: PhiWithoutDecay | None = None
+        self._attachment: Attachment | None = None
         before = self._parameters()
         convert_to_aanet(self.backbone(), **config.conversion)
         self.bilevel = BilevelStrategy.from_config(
@@ -151,8 +152,7 @@ class HostAdapter:
         self.bilevel.begin_phase()
         self.samples.begin_phase(self.bilevel.phase_index, self.training_data(), memory)
         if type(self).steps_per_epoch is not HostAdapter.steps_per_epoch:
-            self.bilevel.attach(self.samples.loader, every=self._steps)
-        self._no_decay = PhiWithoutDecay(self.bilevel.model)
+            self._attachment = self.bilevel.attach(self.samples.loader, every=self._steps)
 
     def after_epoch(self) -> None:
         """Update α. For hosts that say when an epoch ends, so that no steps are counted."""
@@ -164,8 +164,9 @@ class HostAdapter:
         The end of phase 0 adds parameters. Code of the host that reads parameters after the
         training, such as EWC's, should run after this.
         """
-        steps = self._remove_hooks()
-        if steps and not self.bilevel.epoch and not self.bilevel.in_base_phase:
+        seen, self._attachment = self._attachment, None
+        only_others = seen is not None and seen.other_steps and not seen.steps
+        if only_others and not self.bilevel.in_base_phase:
             warnings.warn(
                 f"{type(self.host).__name__} did not train the backbone in phase "
                 f"{self.bilevel.phase_index}, so α did not learn. AANets changes nothing for "
@@ -187,7 +188,6 @@ class HostAdapter:
             try:
                 result = method(*args, **kwargs)
             except BaseException:
-                self._remove_hooks()
                 self.bilevel.detach()
                 raise
             self.end_phase()
@@ -284,11 +284,3 @@ class HostAdapter:
         if optimizer is not None:
             follow_parameters(optimizer, before, after)
         self.parameters_changed(before, after)
-
-    def _remove_hooks(self) -> int:
-        """Remove the hooks of the phase; returns the number of optimizer steps in it."""
-        no_decay, self._no_decay = self._no_decay, None
-        if no_decay is None:
-            return 0
-        no_decay.remove()
-        return no_decay.steps

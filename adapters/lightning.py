@@ -29,15 +29,13 @@ from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels, named_levels
 
-from .optimizer import PhiWithoutDecay
-
 
 class AANetCallback(Callback):  # type: ignore[misc]
     """Converts a LightningModule's network and learns α after each training epoch.
 
     Every `trainer.fit` is a phase. The first one trains θ_base, and its end freezes the base. α is
     logged as `alpha/<level>`: the weight of the plastic branch. Lightning's checkpoints hold the
-    state of α, and a fit with `ckpt_path` goes on from there. Weight decay does not act on φ.
+    state of α, and a fit with `ckpt_path` goes on from there.
 
     Use one callback for all trainers of a run. `callback.bilevel` has the history of α.
 
@@ -68,7 +66,6 @@ class AANetCallback(Callback):  # type: ignore[misc]
         self.base_phase = base_phase
         self.config = AANetConfig(**options)
         self._bilevel: BilevelStrategy | None = None
-        self._no_decay: PhiWithoutDecay | None = None
         self._in_block = False
 
     @property
@@ -123,9 +120,6 @@ class AANetCallback(Callback):  # type: ignore[misc]
         if not self.bilevel.in_phase:  # saved between two phases
             self.bilevel.begin_phase()
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._no_decay = PhiWithoutDecay(self.bilevel.model)
-
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """One update of α (Eq. 8)."""
         self.bilevel.after_epoch(self.balanced)
@@ -133,17 +127,6 @@ class AANetCallback(Callback):  # type: ignore[misc]
             if level.alpha is not None:
                 pl_module.log(f"alpha/{name}", level.alpha[0].item())
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._decay_again()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._decay_again()
-
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         if not self._in_block:
             self.bilevel.end_phase()
-
-    def _decay_again(self) -> None:
-        if self._no_decay is not None:
-            self._no_decay.remove()
-            self._no_decay = None

@@ -5,17 +5,10 @@ and Avalanche rely on them.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-
-from aanets_plugin.scaling import scaled_layers
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -44,60 +37,8 @@ def follow_parameters(optimizer: Optimizer, before: Parameters, after: Parameter
 def _origins(name: str) -> Iterator[str]:
     """Yield possible earlier names of a parameter, the most likely first."""
     yield name
-    weight = re.sub(r"\bphi$", "weight", name)
+    weight = re.sub(r"\bdelta$", "weight", name)
     yield weight
     yield re.sub(r"\.branches\.\d+\.", ".branches.0.", weight)
     yield re.sub(r"\.branches\.\d+\.", ".", weight)
-    yield re.sub(r"\bweight$", "phi", name)
-
-
-def spare_decay(optimizer: Optimizer, phi: Sequence[nn.Parameter]) -> Callable[[], None]:
-    """Exclude φ from weight decay for one step; returns a function that restores the groups.
-
-    Weight decay would shrink φ, and with it the stable branch, towards 0. A permanent extra group
-    would break the schedulers of current torch, which rely on the number of groups.
-    """
-    groups = optimizer.param_groups
-    spared = set(map(id, phi))
-    members = [group["params"] for group in groups]
-    extra: list[dict[str, Any]] = []
-    for group in groups:
-        mine = [p for p in group["params"] if id(p) in spared] if group.get("weight_decay") else []
-        if mine:
-            group["params"] = [p for p in group["params"] if id(p) not in spared]
-            extra.append({**group, "params": mine, "weight_decay": 0.0})
-    groups.extend(extra)
-
-    def restore() -> None:
-        del groups[len(members) :]
-        for group, params in zip(groups, members, strict=True):
-            group["params"] = params
-
-    return restore
-
-
-class PhiWithoutDecay:
-    """Keeps weight decay off φ of `model` in the steps of all optimizers, until it is removed.
-
-    `steps` is the number of these steps.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.phi = [layer.phi for layer in scaled_layers(model)]
-        self.steps = 0
-        self._restore: list[Callable[[], None]] = []
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
-
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
-        self._restore.append(spare_decay(optimizer, self.phi))
-
-    def _after(self, *_: Any) -> None:
-        self.steps += 1
-        self._restore.pop()()
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+    yield re.sub(r"\bweight$", "delta", name)

@@ -125,7 +125,7 @@ class HeadLoss(nn.Module):
 
 
 def sgd(module: nn.Module, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
-    """SGD on what learns in `module`, φ without weight decay. `train_epoch` sets its lr."""
+    """SGD on what learns in `module`, with no weight decay on φ. `train_epoch` sets its lr."""
     groups = parameter_groups(module, weight_decay=weight_decay)
     return torch.optim.SGD(groups, momentum=momentum)
 

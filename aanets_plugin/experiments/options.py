@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aanets_plugin.baselines.method import Method
-from aanets_plugin.config import DEFAULTS, STEMS, AANetConfig
+from aanets_plugin.config import DEFAULTS, OFFICIAL_LOOPS, STEMS, AANetConfig
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.backbones import OUR_BACKBONES
 from aanets_plugin.experiments.datasets import DATASETS, IMAGE_SIZE
@@ -30,6 +30,7 @@ AANET_OPTIONS = {
     "alpha_momentum": "momentum",
     "no_normalize": "normalize",
     "official_alpha": "official",
+    "phi_decay": "phi_decay",
     "update_base": "update_base",
     "alpha_batches": "max_batches",
     "alpha_per_class": "per_class",
@@ -201,7 +202,22 @@ def _add_aanet_options(group: Any) -> None:
         const=False,
         help="do not scale the steps of α by its past gradients (Eq. 8 as printed)",
     )
-    switch("--official-alpha", const=True, help="update α exactly as the authors' code does")
+    add(
+        "--official-alpha",
+        nargs="?",
+        const="lucir",
+        choices=OFFICIAL_LOOPS,
+        help="update α exactly as the authors' code does: in its loop for LUCIR α's gradient is "
+        "never cleared, in that for iCaRL it is; default: the update of this package; without a "
+        "value: lucir",
+    )
+    add(
+        "--phi-decay",
+        type=float,
+        metavar="DECAY",
+        help="with --official-alpha: weight decay that pulls φ towards 0, 5e-4 in the authors' "
+        "code; default: none",
+    )
     switch(
         "--update-base",
         const=True,

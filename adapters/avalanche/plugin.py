@@ -16,9 +16,8 @@ from aanets_plugin.config import DEFAULTS, EXEMPLARS_PER_CLASS, AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels
-from aanets_plugin.scaling import scaled_layers
 
-from ..optimizer import follow_parameters, spare_decay
+from ..optimizer import follow_parameters
 from . import compat
 from .balanced import BalancedData
 from .losses import default_loss
@@ -31,8 +30,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
 
     The first experience trains θ_base with one branch. At its end θ_base is frozen and the stable
     branches are added. In later experiences α learns on class-balanced data after each epoch. The
-    model, the optimizer with its parameter groups, and other plugins stay in use. φ has no weight
-    decay.
+    model, the optimizer with its parameter groups, and other plugins stay in use.
 
     Strategies that reset the network in every experience (GDumb, FromScratchTraining) reset the
     plastic branches and the head; the stable branches stay those of the first experience.
@@ -42,8 +40,8 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
     Args:
         blocks, stem, stages, alpha: See `convert_to_aanet`. They are ignored if the model is
             already converted.
-        lr, momentum, normalize, official, schedule, update_base, max_batches: How α is updated;
-            see `AANetConfig`.
+        lr, momentum, normalize, official, phi_decay, schedule, update_base, max_batches: How α is
+            updated; see `AANetConfig`.
         per_class: Maximum number of balanced samples, and of stored exemplars, per class.
         balanced: False: α learns on all training data and exemplars of the experience, for
             comparison.
@@ -76,7 +74,8 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         lr: float | None = None,
         momentum: float | None = None,
         normalize: bool = DEFAULTS.normalize,
-        official: bool = DEFAULTS.official,
+        official: bool | str = DEFAULTS.official,
+        phi_decay: float | None = DEFAULTS.phi_decay,
         schedule: Callable[[int], float] | None = DEFAULTS.schedule,
         update_base: bool = DEFAULTS.update_base,
         max_batches: int | None = DEFAULTS.max_batches,
@@ -96,9 +95,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.balanced = BalancedData(storage_policy, per_class, batch_size, balanced)
         self._bilevel: BilevelStrategy | None = None
         self._parts_left = 0
-        self._phi: list[nn.Parameter] = []
         self._stable_state: dict[str, Tensor] | None = None
-        self._restore_groups: Callable[[], None] | None = None
 
     @property
     def bilevel(self) -> BilevelStrategy:
@@ -148,7 +145,6 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         self._follow_model(unwrapped(strategy.model))
         self.bilevel.begin_phase()
         self._parameters_changed(strategy, before)
-        self._phi = [layer.phi for layer in scaled_layers(self.bilevel.model)]
 
     def after_training_epoch(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Update α once (Eq. 8)."""
@@ -211,14 +207,3 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         if getattr(strategy, "optimized_param_id", None) is not None:
             strategy.optimized_param_id = dict(strategy.model.named_parameters())
         compat.follow_importances(strategy, after)
-
-    # -- no weight decay on φ --------------------------------------------------------------------
-
-    def before_update(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        if self._phi:
-            self._restore_groups = spare_decay(strategy.optimizer, self._phi)
-
-    def after_update(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        if self._restore_groups is not None:
-            self._restore_groups()
-            self._restore_groups = None

@@ -56,7 +56,7 @@ class NoGradients:
             parameter.grad.zero_()
 
 
-def test_weight_decay_does_not_act_on_phi():
+def test_weight_decay_does_not_shrink_phi():
     model = Network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
     strategy = make(Naive, model, optimizer=optimizer, plugins=[AANetPlugin(), NoGradients()])
@@ -86,7 +86,7 @@ def test_parameter_groups_of_the_user_are_kept_and_phi_joins_the_right_one():
     held = [set(map(id, group["params"])) for group in optimizer.param_groups]
     learned = set(map(id, model.parameters()))
     assert held == [learned - set(map(id, head)), set(map(id, head))]
-    assert {id(layer.phi) for layer in scaled_layers(model)} <= held[0]
+    assert {id(layer.delta) for layer in scaled_layers(model)} <= held[0]
     assert bool((phi(model) != 1).any())
 
 

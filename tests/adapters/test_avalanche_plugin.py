@@ -107,7 +107,7 @@ def test_a_pretrained_base_learns_alpha_from_the_first_experience():
     assert_alpha_moved(plugin, {0, 1, 2})
     stable = levels(strategy.model)[0].stable.state_dict()
     assert torch.equal(stable["0.conv.weight"], base["0.conv.weight"])
-    assert not torch.equal(stable["0.conv.phi"], base["0.conv.phi"])
+    assert not torch.equal(stable["0.conv.delta"], base["0.conv.delta"])
 
 
 def test_a_model_that_is_converted_already_keeps_its_levels():

@@ -106,15 +106,15 @@ def test_the_first_fit_is_that_of_the_plain_module_to_the_bit(tmp_path):
     assert torch.equal(plain.eval()(x), module.eval()(x))
 
 
-def test_the_optimizer_has_phi_and_does_not_decay_it(tmp_path):
+def test_the_optimizer_has_phi_and_its_weight_decay_does_not_shrink_it(tmp_path):
     module, callback = Module(), AANetCallback(balanced=(), lr=0)
     fit(tmp_path, module, callback, 0)
     fit(tmp_path, module, callback, 1, epochs=4)
     held = {id(p) for group in module.optimizer.param_groups for p in group["params"]}
-    phi = [layer.phi for layer in scaled_layers(module)]
-    assert phi
-    assert all(id(p) in held for p in phi)
-    assert all(abs(float(p.detach().mean()) - 1) < 0.02 for p in phi)
+    layers = list(scaled_layers(module))
+    assert layers
+    assert all(id(layer.delta) in held for layer in layers)
+    assert all(abs(float(layer.phi.detach().mean()) - 1) < 0.02 for layer in layers)
 
 
 def test_a_resumed_fit_ends_with_the_same_numbers(tmp_path):

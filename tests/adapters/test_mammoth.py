@@ -84,7 +84,7 @@ def test_outputs_of_classes_to_come_are_no_part_of_the_loss():
 def test_importances_are_of_the_parameters_that_there_are():
     model = run_mammoth(with_aanets(seeded("ewc")), 1)
     assert model.fish.shape == model.net.get_params().shape
-    phi = {id(layer.phi) for layer in scaled_layers(model.net)}
+    phi = {id(layer.delta) for layer in scaled_layers(model.net)}
     sizes = [p.numel() for p in model.net.parameters()]
     parts = dict(zip(map(id, model.net.parameters()), torch.split(model.fish, sizes), strict=True))
     assert phi <= set(parts)
@@ -99,7 +99,7 @@ def test_vectors_follow_their_parameters_when_new_ones_appear():
     parts = zip(model.net.parameters(), torch.split(model.big_omega, sizes), strict=True)
     omega = {id(parameter): part for parameter, part in parts}
     assert (omega[id(plastic)] != 0).any()
-    assert all((omega[id(layer.phi)] == 0).all() for layer in scaled_layers(model.net))
+    assert all((omega[id(layer.delta)] == 0).all() for layer in scaled_layers(model.net))
 
 
 def test_a_checkpoint_goes_on_where_it_was_saved():
@@ -123,6 +123,26 @@ def test_after_a_checkpoint_the_buffer_still_gives_the_old_classes():
     run_mammoth_task(other, 2)
     assert all(set(counts) == set(range(6)) for counts in watched.counts)
     assert len(watched.counts) == EPOCHS
+
+
+def test_after_a_checkpoint_a_model_without_a_buffer_has_the_same_samples_for_alpha():
+    """mammoth's --start_from goes through the earlier tasks without training, then loads."""
+    model = run_mammoth(with_aanets(seeded("sgd")), 2)
+    other = with_aanets(seeded("sgd"))
+    for task in range(2):
+        run_mammoth_task(other, task, epochs=0)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+
+    def samples_in_task_2(model):
+        batches, loss_fn = [], model.bilevel.loss_fn
+        model.bilevel.loss_fn = lambda net, batch: batches.append(batch) or loss_fn(net, batch)
+        run_mammoth_task(model, 2)
+        x, y = map(torch.cat, zip(*batches, strict=True))
+        assert set(y.tolist()) == set(range(6))
+        return x - x.mean((1, 2, 3), keepdim=True), y  # the augmentation adds a constant
+
+    for one, two in zip(samples_in_task_2(model), samples_in_task_2(other), strict=True):
+        torch.testing.assert_close(one, two)
 
 
 def test_tasks_without_training_leave_a_loaded_model_as_it_is():

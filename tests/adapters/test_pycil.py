@@ -114,16 +114,16 @@ def test_per_class_is_the_number_of_samples():
     assert all(set(counts.values()) == {2} for counts in watched.counts)
 
 
-def test_optimizers_have_phi_and_do_not_decay_it():
+def test_optimizers_have_phi_and_their_weight_decay_does_not_shrink_it():
     learner = run_pycil(with_aanets(seeded(), lr=0), 1)
     learner.incremental_train(DataManager())
-    phi = [layer.phi for layer in scaled_layers(learner._network)]
+    layers = list(scaled_layers(learner._network))
     held = {id(p) for group in learner.optimizers[-1].param_groups for p in group["params"]}
-    assert phi
-    assert all(id(p) in held for p in phi)
+    assert layers
+    assert all(id(layer.delta) in held for layer in layers)
     assert len(learner.optimizers[-1].param_groups) == 1
-    # 12 steps with decay 0.1 and lr 0.05 would make the mean 0.94, before momentum.
-    assert all(abs(float(p.detach().mean()) - 1) < 0.05 for p in phi)
+    # 12 steps with decay 0.1 and lr 0.05 on φ would make the mean 0.94, before momentum.
+    assert all(abs(float(layer.phi.detach().mean()) - 1) < 0.05 for layer in layers)
 
 
 def test_both_branches_learn_and_teacher_and_frozen_kernels_stay():

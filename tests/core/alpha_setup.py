@@ -21,8 +21,9 @@ ROUNDING = 1e-10
 def wander(model):
     """Move the branches apart, as training does."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+        for name, parameter in model.named_parameters():
+            by = 0.3 * torch.randn_like(parameter)
+            parameter.add_(by if name.endswith("delta") else by * parameter)
     return model
 
 

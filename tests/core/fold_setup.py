@@ -38,7 +38,7 @@ def assert_folds(net, x=None, same=SAME):
         expected = net(x.clone())
         folded = fold(net)
         assert relative_error(folded(x.clone()), expected) < same
-    assert not any(name.endswith("phi") for name in folded.state_dict())
+    assert not any(name.endswith("delta") for name in folded.state_dict())
     assert not any(True for _ in scaled_layers(folded))
     assert not any(p.requires_grad for p in folded.parameters())
     assert not folded.training

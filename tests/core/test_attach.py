@@ -133,6 +133,34 @@ def test_without_an_optimizer_the_first_one_that_trains_a_level_counts(bilevel, 
         assert updates(bilevel) == 2
 
 
+def train_with_an_optimizer_per_epoch(model, epochs=3):
+    for _ in range(epochs):
+        their_train(model, torch.optim.SGD(model.parameters(), lr=0.05), 2)
+
+
+def test_a_function_chooses_among_the_optimizers_that_train_a_level(bilevel):
+    head = torch.optim.SGD(bilevel.model.fc.parameters(), lr=0.05)
+    with bilevel.attach([batch()], every=2, optimizer=lambda optimizer: True):
+        train_with_an_optimizer_per_epoch(bilevel.model)
+        assert updates(bilevel) == 3
+        their_train(bilevel.model, head, 2)
+    assert updates(bilevel) == 3
+    with bilevel.attach([batch()], every=2, optimizer=lambda optimizer: False) as attachment:
+        train_with_an_optimizer_per_epoch(bilevel.model)
+    assert updates(bilevel) == 3
+    assert (attachment.steps, attachment.other_steps) == (0, 6)
+
+
+def test_an_optimizer_per_epoch_is_noticed(bilevel):
+    with (
+        pytest.warns(UserWarning, match=r"three optimizers.*optimizer=lambda optimizer: True") as w,
+        bilevel.attach([batch()], every=2),
+    ):
+        train_with_an_optimizer_per_epoch(bilevel.model, epochs=5)
+    assert len(w) == 1
+    assert updates(bilevel) == 1
+
+
 def test_an_optimizer_whose_level_parameters_are_frozen_does_not_count(bilevel, optimizer):
     for level in levels(bilevel.model):
         level.requires_grad_(False)

@@ -184,9 +184,10 @@ class TwoNetworks(nn.Module):
 def _perturb(model):
     """Move everything that learns, each parameter by an amount of its own."""
     with torch.no_grad():
-        for i, (_, parameter) in enumerate(sorted(model.named_parameters())):
+        for i, (name, parameter) in enumerate(sorted(model.named_parameters())):
             generator = torch.Generator().manual_seed(i)
-            parameter.mul_(1 + 0.2 * torch.rand(parameter.shape, generator=generator))
+            by = 0.2 * torch.rand(parameter.shape, generator=generator)
+            parameter.add_(by if name.endswith("delta") else by * parameter)
 
 
 def _common_names(model):
@@ -196,10 +197,12 @@ def _common_names(model):
         stage, _, rest = ours.partition(".branches.")
         if rest:
             branch, _, inner = rest.partition(".")
+            inner = inner.replace("delta", "phi")
             names[f"{('plastic', 'stable')[int(branch)]}.{stage}.{inner}"] = ours
         else:
             shared_stable = ours.startswith(("conv1", "bn1")) and hasattr(model.conv1, "phi")
-            names[f"{'stable' if shared_stable else 'plastic'}.{ours}"] = ours
+            theirs = ours.replace("delta", "phi")
+            names[f"{'stable' if shared_stable else 'plastic'}.{theirs}"] = ours
     return names
 
 
@@ -216,7 +219,7 @@ def test_outputs_and_gradients_equal_two_plain_networks_summed_by_hand(stem, tra
     theirs, ours = dict(reference.named_parameters()), dict(model.named_parameters())
     with torch.no_grad():
         for their, our in names.items():
-            theirs[their].copy_(ours[our])
+            theirs[their].copy_(ours[our] + 1 if our.endswith("delta") else ours[our])
 
     expected, actual = reference(x), model(x)
     torch.testing.assert_close(actual, expected)
@@ -266,7 +269,7 @@ def test_levels_may_be_named(x):
     assert [level.name for level in levels(model)] == ["layer3", "layer4"]
     assert relative_error(output(model, x), before) < 1e-5
     # what comes before the first level is the stem, under the stable rule
-    assert "layer1.0.conv1.phi" in dict(model.named_parameters())
+    assert "layer1.0.conv1.delta" in dict(model.named_parameters())
 
 
 def test_names_order_and_class_of_the_host_stay():

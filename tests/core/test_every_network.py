@@ -173,12 +173,12 @@ def test_each_stable_branch_runs_and_counts(name):
         assert runs == level_names(net)
         assert len(runs) >= 3
         for level in levels(net):
-            scales = [layer.phi for layer in scaled_layers(level.stable)]
-            for phi in scales:
-                phi.uniform_(0, 2)
+            deltas = [layer.delta for layer in scaled_layers(level.stable)]
+            for delta in deltas:
+                delta.uniform_(-1, 1)
             assert relative_error(net(x), before) > CHANGE, level.name
-            for phi in scales:
-                phi.fill_(1)
+            for delta in deltas:
+                delta.zero_()
             assert relative_error(net(x), before) < ROUNDING, level.name
 
 

@@ -89,7 +89,7 @@ def test_a_folded_network_gives_the_same_outputs(name):
     expected = net(x.clone())
     with torch.no_grad():
         for layer in scaled_layers(net):
-            layer.phi.fill_(1.0)
+            layer.delta.zero_()
     assert relative_error(net(x.clone()), expected) > 100 * SAME
 
 

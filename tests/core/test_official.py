@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from aanets_plugin import (
+    AANetConfig,
     BilevelStrategy,
     ConfigurationError,
     NonFiniteLossError,
@@ -16,6 +17,8 @@ from aanets_plugin import (
     parameter_groups,
 )
 from aanets_plugin.baselines import CifarResNet
+from aanets_plugin.scaling import scaled_layers
+from tests.core.alpha_setup import wander
 from tests.networks import shake
 
 PHASES, EPOCHS = 2, 2
@@ -28,14 +31,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def wander(model):
-    """Move the branches apart, as training does."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
-    return model
 
 
 def aanet(**options):
@@ -60,10 +55,10 @@ def plastic_weights(model):
     return [level.alpha[0].item() for level in levels(model)]
 
 
-def run(lr):
+def run(lr, **options):
     """The preset in a host's loop: a for each level after each epoch."""
     model = aanet()
-    bilevel = BilevelStrategy.official(model, base_phase=False, lr=lr)
+    bilevel = BilevelStrategy.official(model, base_phase=False, lr=lr, **options)
     weights = []
     for phase in range(PHASES):
         bilevel.begin_phase()
@@ -145,6 +140,12 @@ def test_the_preset_is_the_arithmetic_of_the_official_loop(lr):
     assert same_moves(run(lr), expected)
 
 
+def test_in_the_loop_of_icarl_the_gradient_is_cleared():
+    expected = written_out(1e-4, slip="cleared gradients")
+    assert same_moves(run(1e-4, loop="icarl"), expected)
+    assert not same_moves(run(1e-4, loop="lucir"), expected)
+
+
 @pytest.mark.parametrize(
     "slip",
     [
@@ -164,6 +165,67 @@ def test_other_arithmetic_gives_another_alpha(slip):
 def test_the_defaults_are_those_of_the_authors():
     bilevel = BilevelStrategy.official(aanet())
     assert (bilevel.lr, bilevel.step.momentum, bilevel.weight_decay) == (1e-8, 0.9, 5e-4)
+
+
+@pytest.mark.parametrize("decays_delta", [True, False], ids=["all parameters", "groups"])
+def test_phi_can_decay_towards_0_as_in_the_authors_code(decays_delta):
+    """Against torch's SGD on φ itself, in a network whose δ is φ − 1 by hand."""
+
+    def host(model):
+        if decays_delta:
+            return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.02)
+        return torch.optim.SGD(parameter_groups(model, 0.1, weight_decay=0.02), momentum=0.9)
+
+    def learned(phi_decay):
+        model = aanet().eval()
+        bilevel = BilevelStrategy.official(model, base_phase=False, lr=0, phi_decay=phi_decay)
+        with bilevel.phase():
+            optimizer = host(model)
+            for x, y in batches(10, count=4):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        before = next(scaled_layers(model)).delta.grad.clone()
+        optimizer.step()  # after the phase the hook is gone
+        assert torch.equal(next(scaled_layers(model)).delta.grad, before)
+        return state
+
+    model = aanet().eval()
+    deltas = {n: p for n, p in model.named_parameters() if n.endswith("delta")}
+    phis = {name: nn.Parameter(1 + delta.detach()) for name, delta in deltas.items()}
+    rest = [p for name, p in model.named_parameters() if name not in deltas]
+    optimizer = torch.optim.SGD([*phis.values(), *rest], lr=0.1, momentum=0.9, weight_decay=0.02)
+    for x, y in batches(10, count=4):
+        optimizer.zero_grad()
+        outputs = torch.func.functional_call(model, {n: phi - 1 for n, phi in phis.items()}, (x,))
+        F.cross_entropy(outputs, y).backward()
+        optimizer.step()
+
+    def distance(state):
+        return max((state[name] + 1 - phi).abs().max().item() for name, phi in phis.items())
+
+    assert distance(learned(0.02)) < 1e-12  # float64, values near 1
+    assert distance(learned(None)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loop": "podnet"}, r"official='podnet': must be 'lucir' or 'icarl'"),
+        ({"phi_decay": -1.0}, r"phi_decay=-1.0: must be ≥ 0"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        BilevelStrategy.official(aanet(), **options)
+
+
+def test_phi_decay_belongs_to_the_official_update():
+    with pytest.raises(ConfigurationError, match=r"phi_decay=0.1: .* needs official"):
+        AANetConfig(phi_decay=0.1)
 
 
 def test_the_hosts_optimizer_leaves_alpha_alone_though_it_collects_a_gradient():

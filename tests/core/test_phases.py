@@ -257,7 +257,7 @@ def test_a_phase_without_training_is_not_a_wrong_optimizer(update_base):
 def test_an_absurd_phi_is_noticed_once_in_a_phase(value):
     model = aanet()
     bilevel = started(model, lr=0)
-    next(scaled_layers(model)).phi.data[0] = value
+    next(scaled_layers(model)).delta.data[0] = value
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bilevel.after_epoch()

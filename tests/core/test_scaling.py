@@ -16,7 +16,7 @@ from aanets_plugin import (
     thaw_base,
 )
 from aanets_plugin.baselines import CifarResNet
-from aanets_plugin.scaling import absorb, scale
+from aanets_plugin.scaling import absorb, scale, scaled_layers
 from tests.networks import relative_error, shake
 
 
@@ -58,13 +58,13 @@ def test_phi_scales_each_kernel_slice(build):
     before, names = layer(x), [name for name, _ in layer.named_parameters()]
     weight = layer.weight.detach().clone()
     scale(layer)
-    assert layer.phi.shape == weight.shape[:2] + (1,) * (weight.dim() - 2)
-    assert [name for name, _ in layer.named_parameters()] == ["phi"]
+    assert layer.delta.shape == weight.shape[:2] + (1,) * (weight.dim() - 2)
+    assert [name for name, _ in layer.named_parameters()] == ["delta"]
     assert set(names) <= {name for name, _ in layer.named_buffers()}
     torch.testing.assert_close(layer(x), before, rtol=0, atol=0)
 
     with torch.no_grad():
-        layer.phi.uniform_(0.5, 2.0)
+        layer.delta.uniform_(-0.5, 1.0)
     by_hand = torch.stack([layer.phi[o] * weight[o] for o in range(len(weight))])
     torch.testing.assert_close(layer.weight, by_hand, rtol=0, atol=0)
     assert relative_error(layer(x), before) > 1e-3
@@ -72,10 +72,10 @@ def test_phi_scales_each_kernel_slice(build):
 
 
 LEARNS = {
-    ("all", "scaling"): (lambda k: True, lambda k: "phi" in k or "bn" in k or "shortcut.1" in k),
+    ("all", "scaling"): (lambda k: True, lambda k: "delta" in k or "bn" in k or "shortcut.1" in k),
     ("all", "frozen"): (lambda k: True, lambda k: False),
     ("scaling", "frozen"): (
-        lambda k: "phi" in k or "bn" in k or "shortcut.1" in k,
+        lambda k: "delta" in k or "bn" in k or "shortcut.1" in k,
         lambda k: False,
     ),
 }
@@ -128,20 +128,74 @@ def test_batchnorm_of_a_frozen_branch_never_moves_and_that_of_a_scaling_branch_d
     assert moved == set(before) - frozen
 
 
-def test_phi_gets_no_weight_decay():
+def test_parameter_groups_keep_weight_decay_off_phi():
     model = convert_to_aanet(CifarResNet(1, 4))
     decayed, free = parameter_groups(model, lr=0.1, weight_decay=5e-4)
-    phi = {id(p) for name, p in model.named_parameters() if name.endswith("phi")}
-    assert {id(p) for p in free["params"]} == phi
+    deltas = {id(p) for name, p in model.named_parameters() if name.endswith("delta")}
+    assert {id(p) for p in free["params"]} == deltas
     assert (decayed["weight_decay"], free["weight_decay"]) == (5e-4, 0)
-    assert {id(p) for p in decayed["params"]} | phi == {id(p) for p in model.parameters()}
+    assert {id(p) for p in decayed["params"]} | deltas == {id(p) for p in model.parameters()}
     optimizer = torch.optim.SGD([decayed, free], momentum=0.9)
+    for delta in free["params"]:
+        delta.data.fill_(0.5)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     head = model.fc.weight.detach().clone()
     optimizer.step()
-    assert all((layer == 1).all() for layer in free["params"])
+    assert all((delta == 0.5).all() for delta in free["params"])
     assert not torch.equal(model.fc.weight, head)  # the control: what decays, decays
+
+
+@pytest.mark.parametrize("way", ["in the optimizer", "in the loss"])
+def test_weight_decay_pulls_the_stable_branch_to_the_base(way, x):
+    model = convert_to_aanet(shake(CifarResNet(1, 4))).eval()
+    layers = list(scaled_layers(model))
+    base = [layer._buffers["weight"].clone() for layer in layers]
+    for layer in layers:
+        layer.delta.data.uniform_(-0.5, 0.5)
+    start = [layer.weight.detach() for layer in layers]
+    decay = 0.5 if way == "in the optimizer" else 0.0
+    optimizer = torch.optim.SGD([layer.delta for layer in layers], lr=0.1, weight_decay=decay)
+    for _ in range(100):
+        optimizer.zero_grad()
+        penalty = 0.0 if decay else 0.25
+        (penalty * sum(p.square().sum() for p in model.parameters())).backward()
+        optimizer.step()
+    for layer, before, theta in zip(layers, start, base, strict=True):
+        assert relative_error(before, theta) > 0.1
+        assert relative_error(layer.weight, theta) < 0.01  # 0.95 to the 100th is 0.006
+    # The control: with φ itself as the parameter, the same decay leaves nothing of the branch.
+    phi = nn.Parameter(torch.ones_like(layers[0].delta))
+    optimizer = torch.optim.SGD([phi], lr=0.1, weight_decay=0.5)
+    for _ in range(100):
+        phi.grad = torch.zeros_like(phi)
+        optimizer.step()
+    assert (base[0] * phi).norm() < 0.01 * base[0].norm()
+
+
+def test_a_state_dict_with_phi_is_loaded(x):
+    model, other = (convert_to_aanet(CifarResNet(1, 4)).eval() for _ in range(2))
+    train_a_little(model, x)
+    model.eval()
+    state = model.state_dict()
+    earlier = {
+        key.replace("delta", "phi"): value + 1 if key.endswith("delta") else value
+        for key, value in state.items()
+    }
+    assert sum(key.endswith("phi") for key in earlier) == len(list(scaled_layers(model))) > 0
+    copies = {key: value.clone() for key, value in earlier.items()}
+    other.load_state_dict(earlier)
+    torch.testing.assert_close(other(x), model(x))
+    assert earlier.keys() == copies.keys()
+    assert all(torch.equal(value, earlier[key]) for key, value in copies.items())
+    torch.testing.assert_close(other.state_dict(), state)
+
+
+def test_phi_is_read_only():
+    layer = nn.Conv2d(2, 2, 3)
+    scale(layer)
+    with pytest.raises(AttributeError):
+        layer.phi = layer.phi.detach()
 
 
 def test_parameter_groups_of_a_plain_network_are_one_group():
@@ -183,7 +237,7 @@ def test_freezing_again_makes_the_trained_network_the_new_base(x):
             level.alpha.copy_(torch.tensor([1.0, 0.0]))
     plastic_alone = model(x)
     freeze_base(model)
-    assert all(p.eq(1).all() for name, p in model.named_parameters() if name.endswith("phi"))
+    assert all(p.eq(0).all() for name, p in model.named_parameters() if name.endswith("delta"))
     assert all(level.alpha.tolist() == [0.5, 0.5] for level in levels(model))
     torch.testing.assert_close(model(x), plastic_alone)
 
@@ -192,11 +246,11 @@ def test_absorbing_phi_keeps_the_function_and_resets_phi(x):
     model = convert_to_aanet(shake(CifarResNet(1, 4)))
     train_a_little(model, x)
     model.eval()
-    before, phi = model(x), model.layer1.stable[0].conv1.phi
+    before, delta = model(x), model.layer1.stable[0].conv1.delta
     base = model.layer1.stable[0].conv1._buffers["weight"].clone()
     absorb(model)
-    assert model.layer1.stable[0].conv1.phi is phi
-    assert phi.eq(1).all()
+    assert model.layer1.stable[0].conv1.delta is delta
+    assert delta.eq(0).all()
     assert not torch.equal(model.layer1.stable[0].conv1._buffers["weight"], base)
     torch.testing.assert_close(model(x), before)
 

@@ -89,18 +89,18 @@ def test_alpha_starts_at_the_weights_that_are_given(run_with):
 def test_update_base_multiplies_phi_into_the_frozen_kernels(run_with):
     def kernels(folder):
         state = saved(folder)["net"]
-        names = [name for name in state if ".branches.1." in name and ".phi" in name]
+        names = [name for name in state if ".branches.1." in name and ".delta" in name]
         assert names
-        phi = torch.cat([state[name].flatten() for name in names])
+        delta = torch.cat([state[name].flatten() for name in names])
         base = saved(folder.parent / "plain", "base")["net"]
         theta = state["backbone.layer1.branches.1.0.conv1.weight"]
-        return phi, torch.equal(theta, base["backbone.layer1.0.conv1.weight"])
+        return delta, torch.equal(theta, base["backbone.layer1.0.conv1.weight"])
 
-    phi, same = kernels(run_with(update_base=True))
-    assert (phi == 1).all()
+    delta, same = kernels(run_with(update_base=True))
+    assert (delta == 0).all()
     assert not same
-    phi, same = kernels(run_with())
-    assert (phi != 1).any()
+    delta, same = kernels(run_with())
+    assert (delta != 0).any()
     assert same
 
 
@@ -197,6 +197,7 @@ def config_of(command):
         ("--alpha-lr 0.1 --alpha-momentum 0.9", {"lr": 0.1, "momentum": 0.9}),
         ("--no-normalize", {"normalize": False}),
         ("--official-alpha", {"official": True}),
+        ("--official-alpha icarl --phi-decay 5e-4", {"official": "icarl", "phi_decay": 5e-4}),
         ("--update-base", {"update_base": True}),
         ("--alpha-batches 2 --alpha-per-class 3", {"max_batches": 2, "per_class": 3}),
         ("--imbalanced-alpha", {"balanced": False}),
@@ -240,7 +241,7 @@ def test_a_comparison_runs_with_options_of_aanets(tmp_path, monkeypatch):
         "alpha": [0.7, 0.3],
         "momentum": 0.9,
         "normalize": False,
-        "official": True,
+        "official": "lucir",
         "update_base": True,
     }
     assert settings(fixed) == {**settings(learned), "alpha_lr": 0.0}
