@@ -81,7 +81,8 @@ class Attachment:
                 f"At least three optimizers train the backbone in phase "
                 f"{self.strategy.phase_index}, and only the steps of the first are counted, so α "
                 f"may have learned in the first epoch alone. If the loop makes an optimizer for "
-                f"each epoch, pass optimizer=lambda optimizer: True to attach().",
+                f"each epoch, pass optimizer=lambda optimizer: True to attach(), or call "
+                f"after_epoch() yourself.",
                 stacklevel=2,
             )
         self._later = weakref.ref(optimizer)

@@ -1,8 +1,8 @@
 """The α update of the authors' code, for comparison with published numbers.
 
-Each level has one scalar a: the first branch has weight a, the second 1 − a. After each balanced
-batch there is one SGD step with momentum and weight decay on a. The momentum is reset in each
-phase. Their two training loops differ in the gradient of a:
+Each level has one scalar a: the stable branch has weight a, the plastic one 1 − a. After each
+balanced batch there is one SGD step with momentum and weight decay on a. The momentum is reset in
+each phase. Their two training loops differ in the gradient of a:
 
     "lucir"  It is never cleared. Each backward pass of the lower level adds to it, and so does each
              balanced batch, over all phases.
@@ -42,7 +42,8 @@ class OfficialBilevel(BilevelStrategy):
             It acts in the phases, in the steps of every optimizer that holds φ, and replaces the
             weight decay that the optimizer itself has for φ. Default: the optimizer's own, which
             pulls φ to 1. It is exact for optimizers that add the decay to the gradient, as SGD.
-        options: Other options of `BilevelStrategy`.
+        options: Other options of `BilevelStrategy`. The authors divide the step size of α by 10
+            where they divide the learning rate of the network; pass such a `schedule` for that.
     """
 
     def __init__(
@@ -118,12 +119,12 @@ class OfficialBilevel(BilevelStrategy):
         if self.accumulates:
             gradient = gradient if alpha.grad is None else alpha.grad + gradient
             alpha.grad = gradient
-        slope = gradient[0] - gradient[1] + self.weight_decay * alpha[0]
+        slope = gradient[1] - gradient[0] + self.weight_decay * alpha[1]
         if name in self.step.velocity:
             slope = self.step.momentum * self.step.velocity[name] + slope
         self.step.velocity[name] = slope
-        plastic = (alpha[0] - self.current_lr * slope).clamp(0, 1)
-        alpha.copy_(torch.stack([plastic, 1 - plastic]))
+        stable = (alpha[1] - self.current_lr * slope).clamp(0, 1)
+        alpha.copy_(torch.stack([1 - stable, stable]))
 
     @torch.no_grad()
     def _decay_phi(self, optimizer: Optimizer, *_: Any) -> None:

@@ -51,8 +51,8 @@ def host_optimizer(model):
     return torch.optim.SGD(groups, momentum=0.9)
 
 
-def plastic_weights(model):
-    return [level.alpha[0].item() for level in levels(model)]
+def stable_weights(model):
+    return [level.alpha[1].item() for level in levels(model)]
 
 
 def run(lr, **options):
@@ -70,7 +70,7 @@ def run(lr, **options):
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
             bilevel.after_epoch(batches(20 + phase))
-            weights.append(plastic_weights(model))
+            weights.append(stable_weights(model))
         bilevel.end_phase()
     return torch.tensor(weights, dtype=torch.float64)
 
@@ -81,7 +81,8 @@ def written_out(lr, *, slip=None):
     `slip` names one thing to do otherwise.
     """
     model = aanet()
-    scalars = [nn.Parameter(level.alpha[0].clone()) for level in levels(model)]
+    plastic = slip == "a is the weight of the plastic branch"
+    scalars = [nn.Parameter(level.alpha[1].clone()) for level in levels(model)]
 
     def forget():
         for a in scalars:
@@ -89,7 +90,7 @@ def written_out(lr, *, slip=None):
 
     def forward(x):
         for level, a in zip(levels(model), scalars, strict=True):
-            level.alpha = torch.stack([a, 1 - a])
+            level.alpha = torch.stack([a, 1 - a] if plastic else [1 - a, a])
         return model(x)
 
     def sgd():
@@ -119,7 +120,7 @@ def written_out(lr, *, slip=None):
                     forget()
                 F.cross_entropy(forward(x), y).backward()
                 upper.step()
-            weights.append([a.item() for a in scalars])
+            weights.append([1 - a.item() if plastic else a.item() for a in scalars])
     return torch.tensor(weights, dtype=torch.float64)
 
 
@@ -155,6 +156,7 @@ def test_in_the_loop_of_icarl_the_gradient_is_cleared():
         "one momentum for all phases",
         "no momentum",
         "no weight decay",
+        "a is the weight of the plastic branch",
     ],
 )
 def test_other_arithmetic_gives_another_alpha(slip):
@@ -234,13 +236,13 @@ def test_the_hosts_optimizer_leaves_alpha_alone_though_it_collects_a_gradient():
     bilevel.begin_phase()
     optimizer = host_optimizer(model)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    weights, collected = plastic_weights(model), []
+    weights, collected = stable_weights(model), []
     for x, y in batches(10):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         collected.append([level.alpha.grad.clone() for level in levels(model)])
-    assert plastic_weights(model) == weights
+    assert stable_weights(model) == weights
     pairs = zip(model.parameters(), before, strict=True)
     assert all(not torch.equal(parameter, start) for parameter, start in pairs)
     for first, second in zip(*collected, strict=True):
@@ -343,8 +345,8 @@ def test_a_loss_that_is_not_finite_leaves_alpha_as_it_was(spoil):
         loss_fn=lambda m, batch: spoil(F.cross_entropy(m(batch[0]), batch[1])),
     )
     bilevel.begin_phase()
-    before = plastic_weights(model)
+    before = stable_weights(model)
     with pytest.raises(NonFiniteLossError, match="was not changed"):
         bilevel.after_epoch(batches(20))
-    assert plastic_weights(model) == before
+    assert stable_weights(model) == before
     assert all(level.alpha.grad is None for level in levels(model))
