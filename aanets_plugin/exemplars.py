@@ -19,7 +19,7 @@ from aanets_plugin.random_state import random_state_kept
 
 # torchvision and Avalanche use the first two, some torchvision datasets the third, Continuum the
 # last.
-_LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "_y")
+_LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "_y", "y")
 
 
 class MapStyle(Protocol):
@@ -35,7 +35,7 @@ def targets_of(dataset: MapStyle | Dataset[Any]) -> torch.Tensor:
 
     Args:
         dataset: The labels themselves (a tensor, list or array of integers), or a dataset that has
-            them in `.targets`, `.labels`, `._labels`, `._y` or `.tensors[-1]`. `Subset` and
+            them in `.targets`, `.labels`, `._labels`, `._y`, `.y` or `.tensors[-1]`. `Subset` and
             `ConcatDataset` are resolved.
 
     Example:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from aanets_plugin.errors import UnsupportedModelError
 
+from .bookkeeping import carry_over
 from .hosts import HostAdapter
 
 Approach = TypeVar("Approach")
@@ -29,6 +31,8 @@ def with_aanets(approach: Approach, **options: Any) -> Approach:
     class, from the task's data and the exemplars. For an approach without exemplars, 20
     samples of each old class are kept for α alone. Where FACIL goes back to its best epoch, α goes
     back with it. `approach.bilevel` has the history of α.
+
+    DMC, which trains new networks in each task, is refused.
 
     Args:
         approach: An `Appr`, before its first task.
@@ -84,6 +88,22 @@ class FACILAdapter(HostAdapter):
     def optimizer(self) -> Optimizer | None:
         return getattr(self.host, "optimizer", None)
 
+    def parameters_changed(
+        self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
+    ) -> None:
+        """EWC, MAS, Path Integral and RWalk keep dicts over the parameters of the backbone."""
+        old, now = _of_backbone(before), _of_backbone(after)
+        for name, values in list(vars(self.host).items()):
+            if isinstance(values, dict) and values and values.keys() <= old.keys():
+                # Importances of new parameters are 0, and they are compared with what they are now.
+                new = torch.clone if name == "older_params" else torch.zeros_like
+                setattr(self.host, name, carry_over(values, old, now, new))
+
+
+def _of_backbone(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    start = "model."
+    return {name[len(start) :]: p for name, p in parameters.items() if name.startswith(start)}
+
 
 def _check(approach: Any) -> None:
     """Refuse what cannot work, before anything is touched."""
@@ -94,4 +114,9 @@ def _check(approach: Any) -> None:
         raise UnsupportedModelError(
             f"{type(approach).__name__} is not a FACIL approach: it has no `model.model` that is a "
             f"torch.nn.Module, or no `train_epoch`. Pass the Appr that FACIL trains with."
+        )
+    if hasattr(approach, "model_new"):
+        raise UnsupportedModelError(
+            f"{type(approach).__module__} trains two networks from the start in each task. There is "
+            f"no earlier network to be stable, so that AANets has nothing to aggregate."
         )

@@ -11,6 +11,7 @@ from torch import nn
 from aanets_plugin import UnsupportedModelError, levels
 from aanets_plugin.adapters.facil import with_aanets
 from tests.adapters.hosts_setup import EPOCHS, FACILApproach, Watched, run_facil
+from tests.networks import Block
 
 # The memories of the stand-ins have 3 or 4 samples of a class.
 pytestmark = pytest.mark.filterwarnings("ignore:.*have fewer than 5 samples")
@@ -76,6 +77,55 @@ def test_a_block_that_the_host_replaces_in_the_first_task_is_in_both_branches():
     approach = run_facil(with_aanets(seeded()), 1)
     level = levels(approach.model)[-1]
     assert [branch[-1].relu for branch in level.branches] == [False, False]
+
+
+@pytest.mark.parametrize("kind", ["ewc", "si"])
+def test_importances_are_of_the_parameters_that_there_are(kind):
+    approach = run_facil(with_aanets(seeded(kind=kind)), 2)
+    parameters = dict(approach.model.model.named_parameters())
+    for values in (approach.importance, approach.older_params, approach.w):
+        assert {n: v.shape for n, v in values.items()} == {
+            n: p.shape for n, p in parameters.items()
+        }
+    for name, value in approach.importance.items():
+        assert value.abs().sum() > 0, name
+    assert max(float(v.max()) for v in approach.importance.values()) < 100
+
+
+def test_importances_of_the_first_task_go_with_their_parameters():
+    """A parameter of the plastic branch has those that it has without AANets; a new one has 0."""
+    plain = run_facil(seeded(kind="si"), 1)
+    approach = run_facil(with_aanets(seeded(kind="si")), 1)
+    plastic = {n.replace("branches.0.", ""): v for n, v in approach.importance.items()}
+    compared = plastic.keys() & plain.importance.keys()
+    assert len(compared) > 10
+    assert all(torch.equal(plastic[name], plain.importance[name]) for name in compared)
+    new = {n: v for n, v in approach.importance.items() if "branches.1." in n}
+    assert new
+    assert all((value == 0).all() for value in new.values())
+
+
+def test_an_approach_that_trains_new_networks_is_refused_untouched():
+    approach = seeded()
+    approach.model_new = None
+    keys = list(approach.model.state_dict())
+    with pytest.raises(UnsupportedModelError, match="no earlier network to be stable"):
+        with_aanets(approach)
+    assert list(approach.model.state_dict()) == keys
+    assert not hasattr(approach, "bilevel")
+
+
+def test_a_saved_model_goes_into_a_new_approach():
+    approach = run_facil(with_aanets(seeded()), 2)
+    fresh = with_aanets(seeded())
+    for _ in range(2):
+        fresh.model.heads.append(nn.Linear(8, 2))
+    fresh.model.model.layer3[-1] = Block(8, 8, 2, relu=False)
+    fresh.model.load_state_dict(approach.model.get_copy())
+    x = torch.randn(4, 3, 8, 8)
+    outputs = [torch.cat(a.model.eval()(x), dim=1) for a in (approach, fresh)]
+    assert torch.equal(*outputs)
+    assert fresh.bilevel.history == approach.bilevel.history
 
 
 def test_what_is_not_an_approach_is_refused():

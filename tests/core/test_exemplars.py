@@ -197,7 +197,7 @@ class TestBalancedIndices:
 
 
 class TestTargetsOf:
-    @pytest.mark.parametrize("attribute", ["targets", "labels", "_labels", "_y"])
+    @pytest.mark.parametrize("attribute", ["targets", "labels", "_labels", "_y", "y"])
     @pytest.mark.parametrize("form", [list, tuple, torch.tensor, LabelSequence])
     def test_labels_are_found_without_decoding_an_image(self, attribute: str, form: Any) -> None:
         images = Images(len(LABELS), **{attribute: form(LABELS)})
