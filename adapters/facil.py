@@ -117,6 +117,6 @@ def _check(approach: Any) -> None:
         )
     if hasattr(approach, "model_new"):
         raise UnsupportedModelError(
-            f"{type(approach).__module__} trains two networks from the start in each task. There is "
-            f"no earlier network to be stable, so that AANets has nothing to aggregate."
+            f"{type(approach).__module__} trains two networks from the start in each task. There "
+            f"is no earlier network to be stable, so that AANets has nothing to aggregate."
         )

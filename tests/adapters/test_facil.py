@@ -10,7 +10,8 @@ from torch import nn
 
 from aanets_plugin import UnsupportedModelError, levels
 from aanets_plugin.adapters.facil import with_aanets
-from tests.adapters.hosts_setup import EPOCHS, FACILApproach, Watched, run_facil
+from tests.adapters.facil_setup import FACILApproach, run_facil
+from tests.adapters.hosts_setup import EPOCHS, Watched
 from tests.networks import Block
 
 # The memories of the stand-ins have 3 or 4 samples of a class.
