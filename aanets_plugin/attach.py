@@ -27,7 +27,7 @@ class Attachment:
     """Calls `after_epoch` after every `every` optimizer steps until it is removed.
 
     Made by `BilevelStrategy.attach`. Leaving the `with` block removes the hook. `steps` is the
-    number of optimizer steps that were counted, `other_steps` the number of all others.
+    number of optimizer steps that were counted.
     """
 
     def __init__(
@@ -42,14 +42,12 @@ class Attachment:
         self.every = every
         self.optimizer = optimizer
         self.steps = 0
-        self.other_steps = 0
         self._found = False  # whether the optimizer was found, not given
         self._later: weakref.ref[Optimizer] | None = None
         self._handle = register_optimizer_step_post_hook(self._count)
 
     def _count(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._counts(optimizer):
-            self.other_steps += 1
             return
         if callable(self.every):
             self.every = self.every()

@@ -84,6 +84,7 @@ class HostAdapter:
             type(host).__name__, config.per_class, batch_size, balanced=config.balanced
         )
         self._attachment: Attachment | None = None
+        self._warned = False
         before = self._parameters()
         convert_to_aanet(self.backbone(), **config.conversion)
         self.bilevel = BilevelStrategy.from_config(
@@ -164,19 +165,23 @@ class HostAdapter:
         The end of phase 0 adds parameters. Code of the host that reads parameters after the
         training, such as EWC's, should run after this.
         """
-        seen, self._attachment = self._attachment, None
-        only_others = seen is not None and seen.other_steps and not seen.steps
-        if only_others and not self.bilevel.in_base_phase:
-            warnings.warn(
-                f"{type(self.host).__name__} did not train the backbone in phase "
-                f"{self.bilevel.phase_index}, so α did not learn. AANets changes nothing for "
-                f"methods that keep the backbone fixed.",
-                stacklevel=2,
-            )
+        self._warn_if_the_backbone_was_fixed()
         self.samples.end_phase()
         before = self._parameters()
         self.bilevel.end_phase()
         self._follow_parameters(before)
+
+    def _warn_if_the_backbone_was_fixed(self) -> None:
+        attachment, self._attachment = self._attachment, None
+        if attachment is None or attachment.steps or self.bilevel.in_base_phase or self._warned:
+            return
+        self._warned = True  # it is so in every later phase
+        warnings.warn(
+            f"{type(self.host).__name__} did not train the backbone in phase "
+            f"{self.bilevel.phase_index}, so α did not learn. AANets changes nothing for methods "
+            f"that keep the backbone fixed.",
+            stacklevel=3,
+        )
 
     def phase_around(self, name: str) -> None:
         """Make each call of the host's method `name` a phase."""

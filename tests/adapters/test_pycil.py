@@ -183,6 +183,15 @@ def test_a_bad_option_is_refused_untouched():
     assert not levels(learner._network)
 
 
+def test_a_learner_with_a_fixed_backbone_is_told_once_and_gives_the_same_outputs():
+    learner = with_aanets(seeded(SimpleCIL))
+    with pytest.warns(UserWarning, match="did not train the backbone in phase 1") as warned:
+        run_pycil(learner)
+    assert len(warned) == 1
+    assert not learner.bilevel.history
+    assert torch.equal(logits(learner), logits(run_pycil(seeded(SimpleCIL))))
+
+
 def test_a_task_with_steps_of_the_head_alone_is_told():
     learner = run_pycil(with_aanets(PyCILLearner()), 1)
     learner._network.convnet.requires_grad_(False)
