@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aanets_plugin.exemplars import balanced_indices as balanced_indices
     from aanets_plugin.exemplars import balanced_subset as balanced_subset
     from aanets_plugin.exemplars import targets_of as targets_of
+    from aanets_plugin.export import export_onnx as export_onnx
     from aanets_plugin.fold import fold as fold
     from aanets_plugin.herding import herd as herd
     from aanets_plugin.herding import herd_classes as herd_classes
@@ -65,6 +66,7 @@ _NAMES = {
         "UnsupportedModelError",
     ),
     "exemplars": ("balanced_indices", "balanced_subset", "targets_of"),
+    "export": ("export_onnx",),
     "fold": ("fold",),
     "herding": ("herd", "herd_classes"),
     "inspection": ("branch_report",),

@@ -251,7 +251,7 @@ class LocalSimilarityClassifier(nn.Module):
     def similarities(self, features: Tensor) -> Tensor:
         """ŷ without η, [batch, classes], between -1 and 1."""
         flat = cosines(features, self.weight.flatten(0, 1))
-        by_class = flat.reshape(len(features), -1, self.proxies)
+        by_class = flat.reshape(flat.shape[0], -1, self.proxies)
         return (by_class.softmax(dim=2) * by_class).sum(dim=2)
 
     def forward(self, features: Tensor) -> Tensor:
