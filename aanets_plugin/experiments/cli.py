@@ -54,7 +54,8 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
     `command` is the command line, to be shown in the summary.
     """
     check_options(args)
-    setting, aanets = setting_from(args), aanet_config_from(args)
+    setting, aanets = setting_from(args, method), aanet_config_from(args)
+    method = setting.configured(method)
     accelerator = _make_accelerator(args.device, args.precision, setting.training.batch_size)
     with accelerator.main_process_first():  # so that only one process downloads
         data = load_data(
@@ -63,6 +64,7 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
             per_class=args.images_per_class,
             image_size=args.image_size,
             subset=args.subset,
+            color_jitter=setting.color_jitter,
         )
         make_backbone = backbone_factory(setting.backbone, pretrained=args.pretrained)
     increments = increments_from(args, setting, data.classes)

@@ -72,6 +72,7 @@ def load_data(
     per_class: int | None = None,
     image_size: int | None = None,
     subset: str | None = None,
+    color_jitter: bool = False,
 ) -> Data:
     """Read the dataset `name` from the folder `path` and check it.
 
@@ -97,6 +98,8 @@ def load_data(
         subset: the 100 classes of "imagenet-subset". "lucir" (default): the first 100 of
             `paper_order`. "podnet": the first 100 in alphabetical order of their ids, as in the
             lists of PODNet's authors. They have nine classes in common.
+        color_jitter: change the brightness of each training image by a random factor between
+            1 - 63/255 and 1 + 63/255, as PODNet's authors do.
     """
     if name not in DATASETS:
         raise ConfigurationError(
@@ -139,6 +142,9 @@ def load_data(
     kind = TaskType.IMAGE_ARRAY if name in _SIZES else TaskType.IMAGE_PATH
     size = _SIZES.get(name) or image_size or IMAGE_SIZE
     train_transforms, test_transforms = _transforms(name, size)
+    if color_jitter:
+        # Before the image becomes a normalised tensor.
+        train_transforms.insert(-2, transforms.ColorJitter(brightness=63 / 255))
     return Data(
         name=name,
         train=InMemoryDataset(*train, data_type=kind, train=True),

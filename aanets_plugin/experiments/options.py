@@ -313,9 +313,9 @@ def check_options(args: argparse.Namespace) -> None:
         raise ConfigurationError(f"--workers {args.workers}: must be ≥ 0.")
 
 
-def setting_from(args: argparse.Namespace) -> Setting:
-    """The settings of the dataset and preset, overridden by explicit options."""
-    chosen = setting(args.dataset, args.preset).with_epochs(args.epochs, args.base_epochs)
+def setting_from(args: argparse.Namespace, method: Method) -> Setting:
+    """The settings of the dataset and preset for a method, overridden by explicit options."""
+    chosen = setting(args.dataset, args.preset, method).with_epochs(args.epochs, args.base_epochs)
     given = {name: value for name, value in vars(args).items() if value is not None}
     training = {name: given[name] for name in ("batch_size", "lr", "workers") if name in given}
     other = {name: given[name] for name in ("backbone", "memory_per_class") if name in given}

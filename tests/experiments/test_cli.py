@@ -19,7 +19,7 @@ from aanets_plugin.experiments.backbones import OUR_BACKBONES, OpenBlock, backbo
 from aanets_plugin.experiments.cli import main, output_folder
 from aanets_plugin.experiments.comparison import arms_of, same_start
 from aanets_plugin.experiments.options import make_parser
-from aanets_plugin.experiments.presets import DATASET_SETTINGS, PAPER, setting
+from aanets_plugin.experiments.presets import DATASET_SETTINGS, PAPER, PAPER_PODNET, setting
 from aanets_plugin.experiments.settings import AANets
 
 TINY = ["--phases", "1", "--epochs", "1", "--images-per-class", "8", "--memory-per-class", "2"]
@@ -46,21 +46,46 @@ def test_the_defaults_of_all_datasets_are_settings_that_can_be_used():
 
 
 @pytest.mark.parametrize(
-    ("dataset", "network", "epochs", "falls"),
+    ("dataset", "method", "epochs", "batch", "lr", "decay", "schedule", "jitter", "own"),
     [
-        ("cifar100", "resnet32", 160, (80, 120)),
-        ("imagenet-subset", "resnet18_open", 90, (30, 60)),
-        ("imagenet", "resnet18_open", 90, (30, 60)),
+        ("cifar100", "icarl", 160, 128, 0.1, 5e-4, "step", False, {"beta": 0.25}),
+        ("cifar100", "lucir", 160, 128, 0.1, 5e-4, "step", False, {"base": 5}),
+        ("cifar100", "podnet", 160, 128, 0.1, 5e-4, "cosine", True, {"spatial_weight": 3}),
+        ("imagenet-subset", "icarl", 90, 128, 0.05, 5e-4, "cosine", True, {"beta": 0.25}),
+        ("imagenet-subset", "lucir", 90, 128, 0.05, 5e-4, "cosine", True, {"base": 10}),
+        ("imagenet-subset", "mnemonics", 90, 128, 0.05, 5e-4, "cosine", True, {"base": 10}),
+        ("imagenet-subset", "podnet", 90, 64, 0.05, 5e-4, "cosine", True, {"flat_weight": 10}),
+        ("imagenet", "lucir", 90, 128, 0.1, 1e-4, "step", False, {"base": 10}),
+        ("imagenet", "podnet", 90, 64, 0.05, 1e-4, "cosine", True, {"finetune_lr": 0.01}),
     ],
 )
-def test_the_preset_has_the_numbers_of_the_paper(dataset, network, epochs, falls):
-    chosen = setting(dataset, "paper")
+def test_the_preset_has_the_numbers_of_the_authors(
+    dataset, method, epochs, batch, lr, decay, schedule, jitter, own
+):
+    method = METHODS[method]()
+    chosen = setting(dataset, "paper", method)
     training = chosen.training
-    assert chosen.backbone == network
+    assert chosen.backbone == {"cifar100": "resnet32"}.get(dataset, "resnet18_open")
     assert [training.epochs_of(phase) for phase in (0, 1)] == [epochs, epochs]
-    assert (training.lr, training.batch_size, training.momentum) == (0.1, 128, 0.9)
-    assert training.weight_decay == 5e-4
-    assert chosen.memory_per_class == 20
+    assert (training.lr, training.lr_of(0), training.weight_decay) == (lr, lr, decay)
+    assert (training.batch_size, training.momentum) == (batch, 0.9)
+    assert (training.schedule or method.schedule) == schedule
+    assert (chosen.memory_per_class, chosen.color_jitter) == (20, jitter)
+    settings = chosen.configured(method).settings()
+    assert {**settings, **own} == settings
+
+
+def test_the_preset_leaves_hyperparameters_that_were_changed():
+    chosen = setting("imagenet", "paper", LUCIR())
+    assert chosen.configured(LUCIR(base=7.0, k=1)) == LUCIR(base=7.0, k=1)
+    assert chosen.configured(LUCIR(k=1)) == LUCIR(base=10.0, k=1)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "epochs", "falls"), [("cifar100", 160, (80, 120)), ("imagenet", 90, (30, 60))]
+)
+def test_the_preset_divides_the_learning_rate_where_the_paper_does(dataset, epochs, falls):
+    training = setting(dataset, "paper").training
     factors = [training.factor(epoch, epochs, "step") for epoch in range(epochs)]
     assert tuple(e for e in range(1, epochs) if factors[e] < factors[e - 1]) == falls
     assert (factors[0], factors[falls[0]], factors[falls[1]]) == (1.0, 0.1, 0.01)
@@ -73,14 +98,15 @@ def test_the_preset_learns_half_of_the_classes_first(classes, split):
         assert chosen.split(classes, None, 25) == (split[0], 25)
 
 
-def test_podnet_alone_has_a_cosine_schedule_and_the_preset_leaves_it():
+def test_podnet_alone_has_a_cosine_schedule_and_imagenet_subset():
     assert {name: method.schedule for name, method in METHODS.items()} == {
         "icarl": "step",
         "lucir": "step",
         "podnet": "cosine",
         "mnemonics": "step",
     }
-    assert all(chosen.training.schedule is None for chosen in PAPER.values())
+    assert [chosen.training.schedule for chosen in PAPER.values()] == [None, "cosine", None]
+    assert all(chosen.training.schedule is None for chosen in PAPER_PODNET.values())
 
 
 def test_epochs_of_the_first_phase_follow_in_proportion():

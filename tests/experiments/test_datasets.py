@@ -117,6 +117,21 @@ class TestDigits:
 
 
 class TestCifar100:
+    def test_color_jitter_changes_the_brightness_of_training_images_alone(self, tmp_path):
+        data = load_data("cifar100", write_npz(tmp_path), color_jitter=True)
+        grey = Image.fromarray(np.full((32, 32, 3), 128, np.uint8))
+
+        def brightness(chain):
+            return [float(Compose(chain[:-1])(grey)[:, 8:24, 8:24].mean()) for _ in range(200)]
+
+        seen = np.array(brightness(data.train_transforms)) / (128 / 255)
+        low, high = 1 - 63 / 255, 1 + 63 / 255
+        assert low - 0.01 < seen.min() < low + 0.05  # whole grey levels
+        assert high - 0.05 < seen.max() < high + 0.01
+        assert len(set(brightness(data.test_transforms))) == 1
+        plain = load_data("cifar100", tmp_path)
+        assert len(set(brightness(plain.train_transforms))) == 1
+
     def test_npz_files_are_read_as_they_are(self, tmp_path):
         data = load_data("cifar100", write_npz(tmp_path))
         for dataset, seed, labels in ((data.train, 0, [0, 1, 2, 0]), (data.test, 1, [2, 1, 0])):
