@@ -16,17 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from aanets_plugin.errors import UnsupportedModelError
+from aanets_plugin.read_only import ReadOnly
+
 KERNEL_LAYERS = (_ConvNd, nn.Linear)
 """The layers whose weight is frozen and scaled by φ in a scaling branch."""
-SCALING_NAMES = ("phi", "held")
+SCALING_NAMES = ("phi", "delta", "held")
 """The attributes that a layer gets when it is scaled."""
 
 
 class FrozenParameters(nn.Module):
-    """Mixin for the class of a module whose parameters, listed in `held`, became buffers."""
+    """Mixin for the class of a module whose parameters became buffers.
+
+    `held` has their names, and whether they learned before.
+    """
 
     prefix = ""
-    held: tuple[str, ...]
+    held: dict[str, bool]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A class made at run time cannot be pickled by name. Pickle its two base classes instead.
@@ -39,23 +45,49 @@ class FrozenParameters(nn.Module):
 class Scaled(FrozenParameters):
     """A layer with weight W ⊙ φ, frozen W and learned φ (Eq. 1). Its own forward is used.
 
-    The attribute `weight` is the product. The buffer `weight` is the frozen W. The parameter is
-    δ = φ − 1, so that weight decay of any kind pulls φ to 1 and the layer to W, not to 0.
+    The attribute `weight` is the product, which cannot be written into. The buffer `weight` is the
+    frozen W. The parameter is δ = φ − 1, so that weight decay of any kind pulls φ to 1 and the
+    layer to W, not to 0.
     """
 
     prefix = "Scaled"
     delta: nn.Parameter
+    _computes = False
 
     @property
     def phi(self) -> Tensor:
         """φ = 1 + δ."""
-        return 1 + self.delta
+        phi = 1 + self.delta
+        return phi if torch.compiler.is_compiling() else phi.as_subclass(ReadOnly)
 
     @property
     def weight(self) -> Tensor:
-        product: Tensor = self._buffers["weight"] * self.phi  # type: ignore[operator]
-        # The layout that inductor would choose crashes the backward of convolutions on the CPU.
-        return product.contiguous() if torch.compiler.is_compiling() else product
+        product: Tensor = self._buffers["weight"] * (1 + self.delta)  # type: ignore[operator]
+        if torch.compiler.is_compiling():
+            # The layout that inductor would choose crashes the backward of convolutions on the CPU.
+            return product.contiguous()
+        return product if self._computes else product.as_subclass(ReadOnly)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)
+        vars(self)["_computes"] = True
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            vars(self).pop("_computes", None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("weight", "phi") and isinstance(value, nn.Parameter):
+            raise UnsupportedModelError(
+                f"{name} = Parameter(…): the weight of a scaled layer is W·φ, with a frozen W. "
+                f"Replace weights before the conversion or in the base phase; thaw_base(model) "
+                f"goes back to it."
+            )
+        if name == "weight":  # by load_state_dict(assign=True), which may be halfway
+            self._buffers["weight"] = value
+        else:
+            super().__setattr__(name, value)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -79,9 +111,11 @@ def scale(tree: nn.Module) -> None:
     """Freeze the kernels in `tree` and add φ = 1 to each. Normalization layers keep learning."""
     for module in list(tree.modules()):
         if isinstance(module, KERNEL_LAYERS):
-            shape = (*module.weight.shape[:2], *(1 for _ in module.weight.shape[2:]))
+            weight = module.weight
+            shape = (*weight.shape[:2], *(1 for _ in weight.shape[2:]))
+            delta = nn.Parameter(weight.new_zeros(shape), requires_grad=weight.requires_grad)
             _hold(module)
-            module.register_parameter("delta", nn.Parameter(module.weight.new_zeros(shape)))
+            module.register_parameter("delta", delta)
             _mix_in(Scaled, module)
 
 
@@ -96,19 +130,25 @@ def freeze(tree: nn.Module) -> None:
 def release(tree: nn.Module, *, training: bool) -> None:
     """Undo `scale` and `freeze`: every weight is a parameter again, with φ multiplied in.
 
+    Weights that did not learn before `scale` or `freeze`, and those whose φ does not, do not learn.
     `training` is the new mode of frozen modules. Other modules keep their mode.
     """
     for module in list(tree.modules()):
         if isinstance(module, FrozenParameters):
+            values, learns = dict(module._buffers), module.held
             if isinstance(module, Scaled):
-                absorb(module)
+                # Not in place, so that a change of state that fails can be undone.
+                values["weight"] = module.weight.detach().clone()
+                learns = {**learns, "weight": module.delta.requires_grad}
                 del module.delta
             else:
                 module.training = training
             module.__class__ = type(module).__bases__[1]
-            for name in module.__dict__.pop("held"):
-                value = module._buffers.pop(name)
-                module.register_parameter(name, nn.Parameter(value))  # type: ignore[arg-type]
+            del vars(module)["held"]
+            for name, flag in learns.items():
+                del module._buffers[name]
+                parameter = nn.Parameter(values[name], requires_grad=flag)  # type: ignore[arg-type]
+                module.register_parameter(name, parameter)
 
 
 @torch.no_grad()
@@ -136,11 +176,11 @@ RULES: dict[str, Callable[[nn.Module], None]] = {
 
 def _hold(module: nn.Module) -> None:
     """Turn the module's own parameters into buffers of the same names, listed in `held`."""
-    names = tuple(name for name, value in module._parameters.items() if value is not None)
-    for name in names:
-        value = module._parameters.pop(name)
-        module.register_buffer(name, value.detach())  # type: ignore[union-attr]
-    module.__dict__["held"] = names
+    own = {name: value for name, value in module._parameters.items() if value is not None}
+    for name, value in own.items():
+        del module._parameters[name]
+        module.register_buffer(name, value.detach())
+    vars(module)["held"] = {name: value.requires_grad for name, value in own.items()}
 
 
 def _mix_in(mixin: Any, module: Any) -> None:
