@@ -35,7 +35,7 @@ class AANetCallback(Callback):  # type: ignore[misc]
 
     Every `trainer.fit` is a phase. The first one trains θ_base, and its end freezes the base. α is
     logged as `alpha/<level>`: the weight of the plastic branch. Lightning's checkpoints hold the
-    state of α, and a fit with `ckpt_path` goes on from there.
+    state of α, and a fit, validation or test with `ckpt_path` goes on from there.
 
     Use one callback for all trainers of a run. `callback.bilevel` has the history of α.
 
@@ -67,6 +67,7 @@ class AANetCallback(Callback):  # type: ignore[misc]
         self.config = AANetConfig(**options)
         self._bilevel: BilevelStrategy | None = None
         self._in_block = False
+        self._fits = False
 
     @property
     def bilevel(self) -> BilevelStrategy:
@@ -93,10 +94,8 @@ class AANetCallback(Callback):  # type: ignore[misc]
     # -- what Lightning calls ----------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Convert the network and begin the phase, before the optimizers are made."""
-        if stage != "fit":
-            return
-        network: nn.Module = pl_module.get_submodule(self.network)
+        """Convert the network and begin the phase, before a checkpoint and the optimizers."""
+        network = self._network_of(pl_module)
         if self._bilevel is None:
             if not levels(network):
                 convert_to_aanet(network, **self.config.conversion)
@@ -105,10 +104,24 @@ class AANetCallback(Callback):  # type: ignore[misc]
             )
         elif self._bilevel.model is not network:
             raise ConfigurationError(
-                f"trainer.fit has another {type(network).__name__} than before. An AANetCallback "
-                f"belongs to one module: make one for each."
+                f"trainer.{stage} has another {type(network).__name__} than before. An "
+                f"AANetCallback belongs to one module: make one for each."
             )
-        if not self.bilevel.in_phase:
+        self._fits = stage == "fit"
+        self._begin_phase()
+
+    def _network_of(self, module: nn.Module) -> nn.Module:
+        try:
+            return module.get_submodule(self.network)
+        except AttributeError:
+            names = ", ".join(repr(name) for name, _ in module.named_children())
+            raise ConfigurationError(
+                f"network={self.network!r}: {type(module).__name__} has no such module. It has "
+                f"{names}."
+            ) from None
+
+    def _begin_phase(self) -> None:
+        if self._fits and not self.bilevel.in_phase:
             self.bilevel.begin_phase()
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,8 +130,7 @@ class AANetCallback(Callback):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint: called between `setup` and the making of the optimizers."""
         self.bilevel.load_state_dict(state_dict)
-        if not self.bilevel.in_phase:  # saved between two phases
-            self.bilevel.begin_phase()
+        self._begin_phase()  # if it was saved between two phases
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """One update of α (Eq. 8)."""

@@ -39,6 +39,9 @@ class Module(L.LightningModule):
     def training_step(self, batch, _):
         return F.cross_entropy(self(batch[0]), batch[1])
 
+    def predict_step(self, batch, _):
+        return self(batch[0])
+
     def configure_optimizers(self):
         self.optimizer = torch.optim.SGD(self.parameters(), 0.05, 0.9, weight_decay=0.1)
         return self.optimizer
@@ -117,33 +120,59 @@ def test_the_optimizer_has_phi_and_its_weight_decay_does_not_shrink_it(tmp_path)
     assert all(abs(float(layer.phi.detach().mean()) - 1) < 0.02 for layer in layers)
 
 
-def test_a_resumed_fit_ends_with_the_same_numbers(tmp_path):
-    def after_first():
+class SaveAfter(L.Callback):
+    """Saves a checkpoint at the end of the second epoch."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_resumed_fit_ends_with_the_same_numbers(tmp_path, task):
+    def until(task):
         module, callback = Module(), AANetCallback(balanced=())
-        fit(tmp_path, module, callback, 0)
+        for earlier in range(task):
+            fit(tmp_path, module, callback, earlier)
         return module, callback
 
-    whole, callback = after_first()
-    fit(tmp_path, whole, callback, 1, epochs=4)
+    whole, callback = until(task)
+    fit(tmp_path, whole, callback, task, epochs=4)
 
-    half, stopped = after_first()
-
-    class Save(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            if trainer.current_epoch == 1:
-                trainer.save_checkpoint(tmp_path / "half.ckpt")
-
-    stopped.balanced = balanced(1)
+    half, stopped = until(task)
+    stopped.balanced = balanced(task)
     run = trainer(tmp_path, stopped, 2)
-    run.callbacks.append(Save())
-    run.fit(half, loader(1))
+    run.callbacks.append(SaveAfter(tmp_path / "half.ckpt"))
+    run.fit(half, loader(task))
 
     resumed, again = Module(), AANetCallback(balanced=())
-    fit(tmp_path, resumed, again, 1, epochs=4, ckpt_path=tmp_path / "half.ckpt")
+    fit(tmp_path, resumed, again, task, epochs=4, ckpt_path=tmp_path / "half.ckpt")
     state = whole.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in resumed.state_dict().items())
     assert again.bilevel.history == callback.bilevel.history
-    assert again.bilevel.phase_index == 1
+    assert again.bilevel.phase_index == task
+
+
+def test_a_checkpoint_between_two_fits_goes_on_with_the_next_phase_or_is_tested(tmp_path):
+    module, callback = Module(), AANetCallback(balanced=())
+    fit(tmp_path, module, callback, 0)
+    run = fit(tmp_path, module, callback, 1)
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    x = data(1).tensors[0]
+
+    tested, other = Module(), AANetCallback(balanced=())
+    outputs = trainer(tmp_path, other).predict(tested, loader(1), ckpt_path=tmp_path / "one.ckpt")
+    assert torch.allclose(torch.cat(outputs), module.eval()(x), atol=1e-6)
+    assert other.bilevel.history == callback.bilevel.history
+    assert not other.bilevel.in_phase
+
+    resumed, again = Module(), AANetCallback(balanced=())
+    fit(tmp_path, resumed, again, 2, epochs=4, ckpt_path=tmp_path / "one.ckpt")
+    assert again.bilevel.history[:6] == callback.bilevel.history
+    assert {record.phase for record in again.bilevel.history[6:]} == {2}
 
 
 def test_several_fits_in_a_block_are_one_phase(tmp_path):
@@ -164,6 +193,13 @@ def test_a_second_module_is_refused(tmp_path):
     fit(tmp_path, Module(), callback, 0)
     with pytest.raises(ConfigurationError, match="another Module than before"):
         fit(tmp_path, Module(), callback, 1)
+
+
+def test_a_name_that_is_no_module_is_refused(tmp_path):
+    module, callback = Module(), AANetCallback(balanced=(), network="nett")
+    with pytest.raises(ConfigurationError, match=r"network='nett'.*'net'"):
+        fit(tmp_path, module, callback, 0)
+    assert not levels(module)
 
 
 def test_there_is_no_history_before_the_first_fit():
