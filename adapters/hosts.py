@@ -45,7 +45,7 @@ from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.default_loss import cross_entropy, logits_of
-from aanets_plugin.errors import PhaseError
+from aanets_plugin.errors import PhaseError, UnsupportedModelError
 from aanets_plugin.levels import levels
 
 from .optimizer import follow_parameters
@@ -187,7 +187,6 @@ class HostAdapter:
         """Make each call of the host's method `name` a phase."""
         method = getattr(self.host, name)
 
-        @functools.wraps(method)
         def phase(*args: Any, **kwargs: Any) -> Any:
             self.begin_phase()
             try:
@@ -198,30 +197,31 @@ class HostAdapter:
             self.end_phase()
             return result
 
-        setattr(self.host, name, phase)
+        self._put(name, phase)
 
     def before(self, name: str, action: Callable[..., object]) -> None:
         """Run `action`, with the arguments of the call, before the host's method `name`."""
         method = getattr(self.host, name)
 
-        @functools.wraps(method)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             action(*args, **kwargs)
             return method(*args, **kwargs)
 
-        setattr(self.host, name, wrapped)
+        self._put(name, wrapped)
 
     def after(self, name: str, action: Callable[..., object]) -> None:
         """Run `action`, with the arguments of the call, after the host's method `name`."""
         method = getattr(self.host, name)
 
-        @functools.wraps(method)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = method(*args, **kwargs)
             action(*args, **kwargs)
             return result
 
-        setattr(self.host, name, wrapped)
+        self._put(name, wrapped)
+
+    def _put(self, name: str, call: Callable[..., Any]) -> None:
+        setattr(self.host, name, _Replaced(self.host, name, call))
 
     def keep_in_state_dict(self, module: nn.Module) -> None:
         """Add the state of `bilevel` to `module.state_dict()`, as one tensor of bytes.
@@ -289,3 +289,23 @@ class HostAdapter:
         if optimizer is not None:
             follow_parameters(optimizer, before, after)
         self.parameters_changed(before, after)
+
+
+class _Replaced:
+    """A method that replaces one of a host. It works on that host alone, so that it is not copied.
+
+    Copies of a function are the function itself. With one, a copy of the host would train the host.
+    """
+
+    def __init__(self, host: Any, name: str, call: Callable[..., Any]) -> None:
+        self.call, self.name = call, f"{type(host).__name__}.{name}"
+        functools.update_wrapper(self, getattr(host, name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise UnsupportedModelError(
+            f"{self.name} cannot be copied: the copy would train the learner that it is from. Copy "
+            f"the learner before with_aanets, or copy its network alone."
+        )

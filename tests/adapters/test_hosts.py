@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from aanets_plugin import PhaseError, levels
+from aanets_plugin import PhaseError, UnsupportedModelError, levels
 from aanets_plugin.adapters import hosts
 from aanets_plugin.adapters.hosts import HostAdapter
 from aanets_plugin.baselines import CifarResNet
@@ -92,3 +92,10 @@ def test_a_teacher_inside_the_network_is_refused():
     learner.net.teacher = copy.deepcopy(learner.net)
     with pytest.raises(PhaseError, match="has 6 adaptive levels and had 3 before"):
         learner.train_task(1)
+
+
+def test_a_copy_of_the_learner_which_would_train_the_learner_is_refused():
+    learner = documented()(Learner())
+    with pytest.raises(UnsupportedModelError, match=r"Learner\.fit cannot be copied"):
+        copy.deepcopy(learner)
+    assert len(levels(copy.deepcopy(learner.net))) == len(levels(learner.net))
