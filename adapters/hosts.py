@@ -298,8 +298,8 @@ class _Replaced:
     """
 
     def __init__(self, host: Any, name: str, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, getattr(host, name), updated=())
         self.call, self.name = call, f"{type(host).__name__}.{name}"
-        functools.update_wrapper(self, getattr(host, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
