@@ -214,6 +214,14 @@ class BilevelStrategy:
         self.in_phase = False
         self._phase_changed()
 
+    def cancel_phase(self) -> None:
+        """Leave the phase as if it had not begun, for a task in which nothing was trained."""
+        self._require_phase("cancel_phase")
+        self.detach()
+        self.phase_index -= 1
+        self.in_phase = False
+        self._phase_changed()
+
     def _phase_changed(self) -> None:
         """Called after a phase begins, ends or is restored. For subclasses."""
 

@@ -142,7 +142,10 @@ class HostAdapter:
     def parameters_changed(
         self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
     ) -> None:
-        """Called when parameters were replaced or added. For hosts that keep data about them."""
+        """Called when parameters may be new: after the conversion, a phase or a checkpoint.
+
+        For hosts that keep data about parameters.
+        """
 
     # -- phases ----------------------------------------------------------------------------------
 
@@ -151,7 +154,7 @@ class HostAdapter:
         self._follow_network()
         memory = self.memory()
         self.bilevel.begin_phase()
-        self.samples.begin_phase(self.bilevel.phase_index, self.training_data(), memory)
+        self.samples.begin_phase(self.training_data(), memory)
         if type(self).steps_per_epoch is not HostAdapter.steps_per_epoch:
             self._attachment = self.bilevel.attach(self.samples.loader, every=self._steps)
 
@@ -170,6 +173,12 @@ class HostAdapter:
         before = self._parameters()
         self.bilevel.end_phase()
         self._follow_parameters(before)
+
+    def cancel_phase(self) -> None:
+        """Leave the phase as if it had not begun, for a task in which nothing is trained."""
+        self._attachment = None
+        self.samples.end_phase()
+        self.bilevel.cancel_phase()
 
     def _warn_if_the_backbone_was_fixed(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -230,6 +239,7 @@ class HostAdapter:
         checkpoint of the host continues where it was saved.
         """
         name = "aanets_state"
+        before: dict[str, nn.Parameter] = {}
 
         def save(this: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
             if this is module:
@@ -240,12 +250,20 @@ class HostAdapter:
 
         def load(this: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
             data = state_dict.pop(prefix + name, None)
+            if this is module:
+                before.clear()
+                before.update(self._parameters())
             if this is module and data is not None:
                 file = io.BytesIO(data.cpu().numpy().tobytes())
                 self._restore(torch.load(file, weights_only=True))
 
+        def loaded(this: nn.Module, *_: Any) -> None:
+            if this is module:
+                self._follow_parameters(before)
+
         module.register_state_dict_post_hook(save)  # type: ignore[no-untyped-call]
         module.register_load_state_dict_pre_hook(load)  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_post_hook(loaded)  # type: ignore[no-untyped-call]
 
     def _restore(self, state: dict[str, Any]) -> None:
         bilevel = self.bilevel

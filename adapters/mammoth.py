@@ -13,24 +13,53 @@ and `--aanets lr=0.1` for an option of `AANetConfig`, as often as needed. In cod
 
 from __future__ import annotations
 
+import argparse
 import ast
+import copy
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
-from aanets_plugin.alpha_gradient import unwrapped
 from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
 from aanets_plugin.exemplars import targets_of
+from aanets_plugin.levels import AdaptiveLevel, levels
+from aanets_plugin.nested import aggregate
 
+from .bookkeeping import carry_over
 from .hosts import HostAdapter
 
 Model = TypeVar("Model")
+
+_TRAINS_ONCE = (
+    "trains once, after the last task. There is no earlier network to be stable, so that AANets "
+    "has nothing to aggregate."
+)
+_ADDS_NETWORKS = "adds a network for each task. AANets needs the same backbone in every task."
+_COPIES_TO_PLAIN = (
+    "builds a plain network and copies the weights of its own network into it. A converted network "
+    "has more weights than a plain one."
+)
+REFUSED = {
+    "gdumb": _TRAINS_ONCE,
+    "gdumb_lider": _TRAINS_ONCE,
+    "joint": _TRAINS_ONCE,
+    "joint_gcl": _TRAINS_ONCE,
+    "pnn": _ADDS_NETWORKS,
+    "icarl_lider": _COPIES_TO_PLAIN,
+    "spr": _COPIES_TO_PLAIN,
+    "twf": _COPIES_TO_PLAIN,
+}
+"""Names of mammoth's models that cannot have AANets, and why."""
+
+TRAIN_IN_END_TASK = ("er_ace_aer_abs", "puridiver")
+"""Names of mammoth's models that go on training the network in `end_task`."""
 
 
 def with_aanets(model: Model, **options: Any) -> Model:
@@ -41,8 +70,8 @@ def with_aanets(model: Model, **options: Any) -> Model:
     without a buffer, 20 samples of each old class are kept for α alone. `model.bilevel` has
     the history of α, and mammoth's checkpoints carry its state.
 
-    GDumb, which trains a new network from its buffer at the very end, and PNN, which adds a network
-    for each task, are refused.
+    Models that train once at the end (GDumb, joint), add networks (PNN) or copy their network into
+    a plain one (TwF, SPR, iCaRL with LiDER) are refused.
 
     Args:
         model: A ContinualModel, before its first task.
@@ -52,9 +81,12 @@ def with_aanets(model: Model, **options: Any) -> Model:
     _check(model)
     adapter = MammothAdapter(model, **options)
     adapter.before("meta_begin_task", adapter.begin_task)
-    adapter.after("meta_end_epoch", lambda *_: adapter.after_epoch())
-    # Before the model's own end of the task, which may measure how important parameters are.
-    adapter.before("end_task", lambda *_: adapter.end_phase())
+    # Before the model's own end of the epoch, which may keep a copy of the network.
+    adapter.before("meta_end_epoch", lambda *_: adapter.after_epoch())
+    # The model's own end of the task may measure how important parameters are. So the phase ends
+    # before it, unless the training goes on in it.
+    around = adapter.after if _is_one_of(model, TRAIN_IN_END_TASK) else adapter.before
+    around("end_task", lambda *_: adapter.end_task())
     return model
 
 
@@ -65,10 +97,23 @@ class MammothAdapter(HostAdapter):
         self.data: Any = None
         super().__init__(host, **options)
         self.keep_in_state_dict(host)
+        for level in levels(self.bilevel.model):
+            level.register_forward_hook(_aggregate_prerelu)
 
     def begin_task(self, dataset: Any) -> None:
-        self.data = _Labelled(dataset.train_loader.dataset)
+        if self.bilevel.in_phase:  # restored from a checkpoint that mammoth wrote inside a task
+            self.bilevel.cancel_phase()
+        data = _Labelled(dataset.train_loader.dataset)
+        labelled = (data.targets >= 0).nonzero().flatten()  # mammoth's unlabelled samples have -1
+        self.data = data if len(labelled) == len(data) else Subset(data, labelled.tolist())
         self.begin_phase()
+
+    def end_task(self) -> None:
+        """End the phase. A task without an epoch was none: before --start_from, or inference."""
+        if self.bilevel.epoch:
+            self.end_phase()
+        else:
+            self.cancel_phase()
 
     def network(self) -> nn.Module:
         return self.host.net  # type: ignore[no-any-return]
@@ -89,16 +134,23 @@ class MammothAdapter(HostAdapter):
     def parameters_changed(
         self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
     ) -> None:
-        """EWC, SI and A-GEM keep vectors with an entry for each weight of the network."""
-        size = sum(p.numel() for p in before.values())
+        """EWC, SI and A-GEM keep vectors over the weights, HAL and STAR a second network."""
+        sizes = [parameter.numel() for parameter in before.values()]
         for name, value in list(vars(self.host).items()):
-            if isinstance(value, Tensor) and value.shape == (size,):
+            if isinstance(value, Tensor) and value.shape == (sum(sizes),):
                 # Importances of new parameters are 0, and they are compared with what they are now.
-                fill = torch.Tensor.detach if name == "checkpoint" else torch.zeros_like
-                new = {key: fill(parameter) for key, parameter in after.items()}
-                setattr(self.host, name, _moved(value, before, after, new))
+                new = torch.clone if name == "checkpoint" else torch.zeros_like
+                parts = dict(zip(before, torch.split(value, sizes), strict=True))
+                carried = carry_over(parts, before, after, new).values()
+                setattr(self.host, name, torch.cat([part.flatten().to(value) for part in carried]))
         if hasattr(self.host, "grad_dims"):
             self.host.grad_dims = [p.numel() for p in self.host.parameters()]
+        if hasattr(self.host, "spare_model"):
+            self.host.spare_model = copy.deepcopy(self.host.net)
+            old = self.host.spare_opt
+            self.host.spare_opt = type(old)(self.host.spare_model.parameters(), **old.defaults)
+        if hasattr(getattr(self.host, "pert", None), "proxy"):
+            self.host.pert.proxy = copy.deepcopy(self.host.net)
 
 
 class _Labelled(Dataset[Any]):
@@ -135,23 +187,11 @@ class _BufferData(Dataset[Any]):
         return self.normalize(x).reshape(x.shape), int(self.targets[index])
 
 
-def _moved(
-    vector: Tensor,
-    before: dict[str, nn.Parameter],
-    after: dict[str, nn.Parameter],
-    new: dict[str, Tensor],
-) -> Tensor:
-    """A vector over the parameters of before as one over those of after."""
-    parts = torch.split(vector, [p.numel() for p in before.values()])
-    old = {id(p): part for p, part in zip(before.values(), parts, strict=True)}
-    by_name = dict(zip(before, parts, strict=True))
-    moved = []
-    for name, parameter in after.items():
-        part = old.get(id(parameter))
-        if part is None and name in by_name and len(by_name[name]) == parameter.numel():
-            part = by_name[name]
-        moved.append(new[name].flatten().to(vector) if part is None else part)
-    return torch.cat(moved)
+def _aggregate_prerelu(level: AdaptiveLevel, *_: Any) -> None:
+    """Let mammoth's `layer[-1].prerelu`, which LiDER reads, be of all branches of the level."""
+    last: list[Any] = [branch[-1] for branch in level.branches]  # type: ignore[index]
+    if level.alpha is not None and getattr(last[0], "return_prerelu", False):
+        last[0].prerelu = aggregate([block.prerelu for block in last], level.alpha)
 
 
 def _check(model: Any) -> None:
@@ -162,34 +202,39 @@ def _check(model: Any) -> None:
             f"{name} is not a mammoth model: it has no `net` that is a torch.nn.Module, or no "
             f"`observe`. Pass what models.get_model returns."
         )
-    kind = str(getattr(model, "NAME", "")).replace("_", "-")
-    if kind.startswith("gdumb"):
-        raise UnsupportedModelError(
-            f"{name} trains a new network from its buffer after the last task. There is no earlier "
-            f"network to be stable, so that AANets has nothing to aggregate."
-        )
-    if kind == "pnn" or hasattr(unwrapped(model.net), "old_cols"):
-        raise UnsupportedModelError(
-            f"{name} adds a network for each task. AANets needs the same backbone in every task."
-        )
+    for kind, reason in REFUSED.items():
+        if _is_one_of(model, [kind]):
+            raise UnsupportedModelError(f"{name} {reason}")
+
+
+def _is_one_of(model: Any, names: Sequence[str]) -> bool:
+    """Whether the model, or a model that it inherits from, has one of mammoth's names."""
+    own = {str(vars(base).get("NAME")).replace("-", "_") for base in type(model).__mro__}
+    return not own.isdisjoint(names)
 
 
 def main() -> None:
     """Run mammoth's main.py, with AANets in the model that it builds."""
-    options = _take_options(sys.argv)
+    options, sys.argv[1:] = _split_options(sys.argv[1:])
     sys.path.insert(0, os.getcwd())
     models: Any = importlib.import_module("models")
     get_model = models.get_model
-    models.get_model = lambda *args, **kwargs: with_aanets(get_model(*args, **kwargs), **options)
+
+    def get_model_with_aanets(args: argparse.Namespace, *rest: Any, **named: Any) -> Any:
+        args.aanets = options  # for mammoth's log and checkpoints
+        return with_aanets(get_model(args, *rest, **named), **options)
+
+    models.get_model = get_model_with_aanets
     importlib.import_module("main").main()
 
 
-def _take_options(arguments: list[str]) -> dict[str, Any]:
-    """Take `--aanets name=value` out of the command line, which mammoth reads after this."""
+def _split_options(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options in `--aanets name=value`, and the arguments for mammoth."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--aanets", action="append", default=[], metavar="name=value")
+    parsed, rest = parser.parse_known_args(arguments)
     options = {}
-    while "--aanets" in arguments:
-        place = arguments.index("--aanets")
-        pair = arguments[place + 1] if place + 1 < len(arguments) else ""
+    for pair in parsed.aanets:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ConfigurationError(f"--aanets {pair}: must be name=value, such as lr=0.1.")
@@ -197,8 +242,7 @@ def _take_options(arguments: list[str]) -> dict[str, Any]:
             options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             options[name] = value
-        del arguments[place : place + 2]
-    return options
+    return options, rest
 
 
 if __name__ == "__main__":

@@ -39,16 +39,14 @@ class BalancedSamples:
         self.batch_size = batch_size
         self.seen: set[int] = set()
         self._seed = torch.initial_seed()
-        self._phase = 0
         self._data: Any = None
         self._memory: Any = None
         self._kept: list[Any] = []
         self._loader: DataLoader[Any] | None = None
 
-    def begin_phase(self, phase: int, data: Any, memory: Any) -> None:
+    def begin_phase(self, data: Any, memory: Any) -> None:
         """Take the training data of a phase, and the memory as it is when the phase begins."""
         last, self._data, self._memory = self._data, data, memory
-        self._phase = phase
         self._loader = None
         for lost in _other_classes(last, self._parts()):
             labels = targets_of(lost)
@@ -93,7 +91,8 @@ class BalancedSamples:
         return parts
 
     def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed((self._seed + self._phase) % 2**63)
+        # The number of old classes differs from phase to phase, and a checkpoint has it.
+        return torch.Generator().manual_seed((self._seed + len(self.seen)) % 2**63)
 
     def _report(self, labels: list[int]) -> None:
         classes = set(labels)
