@@ -49,6 +49,21 @@ def test_phases_go_from_one_branch_to_a_frozen_base_to_learned_weights():
     assert records == [(1, 0, "layer1"), (1, 0, "layer2"), (1, 0, "layer3")]
 
 
+def test_a_cancelled_phase_leaves_the_base_as_it_is_and_its_number_to_the_next():
+    model = aanet()
+    bilevel = BilevelStrategy(model)
+    for _ in range(2):
+        bilevel.begin_phase()
+        bilevel.cancel_phase()
+    assert all(level.alpha is None and len(level.branches) == 1 for level in levels(model))
+    bilevel.begin_phase()
+    assert bilevel.in_base_phase
+    assert bilevel.phase_index == 0
+    bilevel.end_phase()
+    with pytest.raises(PhaseError, match="outside a phase"):
+        bilevel.cancel_phase()
+
+
 def test_the_end_of_phase_0_makes_the_trained_network_the_frozen_base():
     model, (x, _) = aanet(), samples()
     bilevel = BilevelStrategy(model)
