@@ -1,12 +1,17 @@
 """The methods that the paper compares: losses, heads and classes for any training loop."""
 
 from aanets_plugin.baselines.feature_maps import stage_maps
-from aanets_plugin.baselines.heads import CosineLinear, SplitCosineLinear, grow_cosine, grow_linear
+from aanets_plugin.baselines.heads import (
+    CosineLinear,
+    SplitCosineLinear,
+    grow_cosine,
+    grow_linear,
+    imprinted_weights,
+)
 from aanets_plugin.baselines.icarl import ICaRL, icarl_loss, knowledge_distillation
 from aanets_plugin.baselines.joint import Joint
 from aanets_plugin.baselines.lucir import (
     LUCIR,
-    imprinted_weights,
     less_forget_loss,
     less_forget_weight,
     lucir_loss,

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.baselines.precision import cosines
+from aanets_plugin.baselines.prediction import class_means
 from aanets_plugin.checks import check_shapes, positive
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.exemplars import MapStyle, targets_of
 
 
 class CosineScores(nn.Module):
@@ -156,16 +158,70 @@ def grow_linear(head: nn.Linear, new_classes: int) -> nn.Linear:
     return grown
 
 
+def imprinted_weights(
+    features: Tensor, targets: MapStyle, classes: MapStyle, norm: Tensor | float
+) -> Tensor:
+    """Initial weights of new classes from the features of their samples (LUCIR's imprinting).
+
+    There is one row for each of `classes`. It points to the mean of the class's L2-normalized
+    features and has the length `norm`; LUCIR uses the average over the old classes,
+    `head.weight.norm(dim=1).mean()`.
+
+    Example:
+        >>> features = torch.tensor([[3.0, 0.0], [0.0, 5.0], [0.0, 1.0]])
+        >>> imprinted_weights(features, targets=[7, 8, 8], classes=[8, 7], norm=2.0)
+        tensor([[0., 2.],
+                [2., 0.]])
+    """
+    length = torch.as_tensor(norm).detach()
+    if length.numel() != 1 or not (length.isfinite() & (length > 0)).all():
+        raise ConfigurationError(
+            f"norm={norm!r}: must be one number > 0. Pass head.weight.norm(dim=1).mean()."
+        )
+    known, means = class_means(features, targets)
+    wanted = targets_of(classes)
+    rows = {label: row for row, label in enumerate(known.tolist())}
+    missing = [label for label in wanted.tolist() if label not in rows]
+    if missing:
+        raise ConfigurationError(
+            f"targets has no sample of {len(missing)} of the {len(wanted)} classes, the first is "
+            f"class {missing[0]}: must have at least one of each. Pass features of all new "
+            f"classes."
+        )
+    order = torch.tensor([rows[label] for label in wanted.tolist()], dtype=torch.int64)
+    return means[order.to(means.device)] * length.to(means).reshape(())
+
+
 @dataclasses.dataclass(frozen=True)
 class CosineMethod(Method):
-    """Base class of methods with a cosine head; the weights of new classes are random."""
+    """Base class of methods with a cosine head.
+
+    If `imprints` is true, the weights of new classes are imprinted and those of old classes are
+    frozen. Otherwise the weights of new classes are random, and all weights learn.
+    """
 
     def head(self, in_features: int, classes: int) -> nn.Module:
         return CosineLinear(in_features, classes)
 
-    def grow(self, head: nn.Module, new: int, *samples: Any, **options: Any) -> nn.Module:
+    def grow(
+        self,
+        head: nn.Module,
+        new: int,
+        features: Tensor | None = None,
+        targets: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> nn.Module:
         assert isinstance(head, (CosineLinear, SplitCosineLinear))
-        return grow_cosine(head, new)
+        if not self.imprints:
+            return grow_cosine(head, new)
+        imprint = None
+        if features is not None and targets is not None:
+            classes = range(head.out_features, head.out_features + new)
+            norm = head.weight.norm(dim=1).mean()
+            imprint = imprinted_weights(features, targets, list(classes), norm)
+        grown = grow_cosine(head, new, imprint)
+        grown.fc1.requires_grad_(False)
+        return grown
 
     def score(self, head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor]:
         assert isinstance(head, (CosineLinear, SplitCosineLinear))

@@ -5,7 +5,7 @@ Herding is `aanets_plugin.herd`. The nearest-mean classifier is in `prediction.p
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +18,11 @@ from aanets_plugin.errors import ConfigurationError
 
 @dataclasses.dataclass(frozen=True)
 class ICaRL(CosineMethod):
-    """iCaRL with softmax losses and a cosine head, as in the paper's comparison."""
+    """iCaRL with softmax losses and a cosine head, as in the paper's comparison.
+
+    With `imprint=True` the head grows as in the authors' code: the weights of new classes are
+    imprinted and those of old classes are frozen, as in LUCIR.
+    """
 
     name: ClassVar[str] = "icarl"
     title: ClassVar[str] = "iCaRL"
@@ -26,6 +30,17 @@ class ICaRL(CosineMethod):
 
     temperature: float = 2.0
     beta: float = 0.25
+    imprint: bool = False
+
+    @property
+    def imprints(self) -> bool:
+        return self.imprint
+
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings()
+        if not self.imprint:
+            del settings["imprint"]  # so that runs from before this option can be continued
+        return settings
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
         logits = None if teacher is None else teacher.logits

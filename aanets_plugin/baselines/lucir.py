@@ -1,20 +1,17 @@
-"""LUCIR (Hou et al. 2019): its losses, the imprinting of new class weights, and the method."""
+"""LUCIR (Hou et al. 2019): its losses and the method. Its head is in `heads.py`."""
 
 import dataclasses
 import math
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aanets_plugin.baselines.heads import CosineLinear, CosineMethod, SplitCosineLinear, grow_cosine
+from aanets_plugin.baselines.heads import CosineMethod
 from aanets_plugin.baselines.method import Output
 from aanets_plugin.baselines.precision import at_least_float32
-from aanets_plugin.baselines.prediction import class_means
 from aanets_plugin.checks import check_shapes, positive
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.exemplars import MapStyle, targets_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,30 +20,12 @@ class LUCIR(CosineMethod):
 
     name: ClassVar[str] = "lucir"
     title: ClassVar[str] = "LUCIR"
-    imprints: ClassVar[bool] = True
+    imprints = True
 
     base: float = 5.0
     k: int = 2
     margin: float = 0.5
     ranking_weight: float = 1.0
-
-    def grow(
-        self,
-        head: nn.Module,
-        new: int,
-        features: Tensor | None = None,
-        targets: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> nn.Module:
-        assert isinstance(head, (CosineLinear, SplitCosineLinear))
-        imprint = None
-        if features is not None and targets is not None:
-            classes = range(head.out_features, head.out_features + new)
-            norm = head.weight.norm(dim=1).mean()
-            imprint = imprinted_weights(features, targets, list(classes), norm)
-        grown = grow_cosine(head, new, imprint)
-        grown.fc1.requires_grad_(False)
-        return grown
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
         return lucir_loss(
@@ -151,37 +130,3 @@ def margin_ranking_loss(
     is_old = targets.unsqueeze(1) < old
     hinge = F.relu(margin - own + rivals).where(is_old, scores.new_zeros(()))
     return hinge.sum() / (k * is_old.sum()).clamp_min(1)
-
-
-def imprinted_weights(
-    features: Tensor, targets: MapStyle, classes: MapStyle, norm: Tensor | float
-) -> Tensor:
-    """Initial weights of new classes from the features of their samples (LUCIR's imprinting).
-
-    There is one row for each of `classes`. It points to the mean of the class's L2-normalized
-    features and has the length `norm`; LUCIR uses the average over the old classes,
-    `head.weight.norm(dim=1).mean()`.
-
-    Example:
-        >>> features = torch.tensor([[3.0, 0.0], [0.0, 5.0], [0.0, 1.0]])
-        >>> imprinted_weights(features, targets=[7, 8, 8], classes=[8, 7], norm=2.0)
-        tensor([[0., 2.],
-                [2., 0.]])
-    """
-    length = torch.as_tensor(norm).detach()
-    if length.numel() != 1 or not (length.isfinite() & (length > 0)).all():
-        raise ConfigurationError(
-            f"norm={norm!r}: must be one number > 0. Pass head.weight.norm(dim=1).mean()."
-        )
-    known, means = class_means(features, targets)
-    wanted = targets_of(classes)
-    rows = {label: row for row, label in enumerate(known.tolist())}
-    missing = [label for label in wanted.tolist() if label not in rows]
-    if missing:
-        raise ConfigurationError(
-            f"targets has no sample of {len(missing)} of the {len(wanted)} classes, the first is "
-            f"class {missing[0]}: must have at least one of each. Pass features of all new "
-            f"classes."
-        )
-    order = torch.tensor([rows[label] for label in wanted.tolist()], dtype=torch.int64)
-    return means[order.to(means.device)] * length.to(means).reshape(())

@@ -64,12 +64,15 @@ class Method:
     """The learning rate schedule, "step" or "cosine"."""
     keeps_all_data: ClassVar[bool] = False
     """Whether the method trains on all data of all phases so far."""
-    imprints: ClassVar[bool] = False
-    """Whether `grow` uses features of the new classes. If not, they need not be computed."""
     needs_maps: ClassVar[bool] = False
     """Whether the loss compares the feature maps of the stages."""
     learns_exemplars: ClassVar[bool] = False
     """Whether `refine` is called on the herded exemplars."""
+
+    @property
+    def imprints(self) -> bool:
+        """Whether `grow` uses features of the new classes. If not, they need not be computed."""
+        return False
 
     @property
     def fine_tuning(self) -> FineTuning | None:

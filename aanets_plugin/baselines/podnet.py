@@ -27,7 +27,7 @@ class PODNet(Method):
     name: ClassVar[str] = "podnet"
     title: ClassVar[str] = "PODNet"
     head_type: ClassVar[str] = "proxies"
-    imprints: ClassVar[bool] = True
+    imprints = True
     needs_maps: ClassVar[bool] = True
     schedule: ClassVar[str] = "cosine"
 

@@ -90,13 +90,23 @@ def test_a_head_has_an_output_for_each_class_and_keeps_the_old_ones_to_the_bit(m
         assert not torch.allclose(net(x)[:, -new:], logits[:, :new])
 
 
-@every_method
-def test_old_weights_are_fixed_by_lucir_and_podnet_only(method):
+@pytest.mark.parametrize(
+    ("method", "fixed"),
+    [
+        (ICaRL(), False),
+        (ICaRL(imprint=True), True),
+        (LUCIR(), True),
+        (PODNet(), True),
+        (Mnemonics(), True),
+    ],
+    ids=repr,
+)
+def test_old_weights_are_fixed_where_new_ones_are_imprinted(method, fixed):
+    assert method.imprints == fixed
     head = method.grow(method.grow(method.head(64, 4), 2), 3)
     features = torch.randn(5, 64)
     head(features).square().sum().backward()
     named = {name: p.grad is not None for name, p in head.named_parameters() if p.dim() > 1}
-    fixed = isinstance(method, (LUCIR, PODNet))
     *old, newest = named.values()
     assert newest
     assert old
@@ -114,8 +124,15 @@ def test_the_new_weights_of_icarl_are_random_whatever_the_features():
     assert not torch.equal(weights(1), weights(2))
 
 
-@pytest.mark.parametrize("method", [LUCIR(), Mnemonics()], ids=lambda method: method.name)
-def test_the_new_weights_of_lucir_are_the_mean_directions_of_their_samples(method):
+def test_icarl_as_before_is_written_as_before():
+    assert "imprint" not in ICaRL().settings()
+    assert ICaRL(imprint=True).settings()["imprint"] is True
+
+
+@pytest.mark.parametrize(
+    "method", [LUCIR(), Mnemonics(), ICaRL(imprint=True)], ids=lambda method: method.name
+)
+def test_imprinted_weights_are_the_mean_directions_of_their_samples(method):
     head, (features, labels) = method.head(64, 4), new_samples()
     new = method.grow(head, 2, features, labels).fc2.weight
     length = torch.stack([row.norm() for row in head.weight]).mean()
