@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from aanets_plugin import levels
 
@@ -37,6 +38,16 @@ def test_the_adapter_of_the_guide_runs_and_has_twenty_lines():
     assert_alpha_learned(names["learner"].net, names["learner"].bilevel, updates=4)
     adapter = blocks("own-adapter.md")[1]
     assert len([line for line in adapter.splitlines() if line.strip()]) <= 20
+
+    learner = names["Learner"]()
+    learner.old = {name: p.detach().clone() for name, p in learner.net.named_parameters()}
+    learner.fisher = {name: torch.ones_like(p) for name, p in learner.old.items()}
+    names["EWCAdapter"](learner).phase_around("fit")
+    learner.train_task(0)
+    assert (
+        learner.old.keys() == learner.fisher.keys() == dict(learner.net.named_parameters()).keys()
+    )
+    assert {float(values.mean()) for values in learner.fisher.values()} == {0, 1}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # about workers and hardware

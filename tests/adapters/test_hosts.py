@@ -99,3 +99,23 @@ def test_a_copy_of_the_learner_which_would_train_the_learner_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"Learner\.fit cannot be copied"):
         copy.deepcopy(learner)
     assert len(levels(copy.deepcopy(learner.net))) == len(levels(learner.net))
+
+
+def test_an_optimizer_from_before_the_conversion_trains_all_of_the_first_task():
+    class Early(Learner):
+        def __init__(self):
+            super().__init__()
+            self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+
+        def fit(self):
+            for x, y in self.loader:
+                self.optimizer.zero_grad()
+                F.cross_entropy(self.net(x), y).backward()
+                self.optimizer.step()
+
+    plain, learner = Early(), documented()(Early())
+    for each in (plain, learner):
+        torch.manual_seed(0)
+        each.train_task(0)
+    x = torch.randn(4, 3, 8, 8)
+    assert torch.equal(plain.net.eval()(x), learner.net.eval()(x))
