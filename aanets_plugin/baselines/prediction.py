@@ -64,9 +64,14 @@ def nearest_mean(features: Tensor, classes: Tensor, means: Tensor) -> Tensor:
     check_shapes(shapes, features=features, classes=classes, means=means)
     if not len(means):
         raise ConfigurationError("means is empty: must have at least one. Use class_means.")
-    unit = F.normalize(at_least_float32(features.detach()), dim=1)
-    nearest = torch.cdist(unit, means.detach().to(unit)).argmin(dim=1)
+    nearest = mean_distances(features, means).argmin(dim=1)
     return classes.to(nearest.device)[nearest]
+
+
+def mean_distances(features: Tensor, means: Tensor) -> Tensor:
+    """Return the distance of each L2-normalized feature from each mean, [samples, classes]."""
+    unit = F.normalize(at_least_float32(features.detach()), dim=1)
+    return torch.cdist(unit, means.detach().to(unit))
 
 
 def flips_horizontally(transforms: Any) -> bool:

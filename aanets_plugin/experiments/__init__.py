@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from aanets_plugin.experiments.comparison import compare as compare
     from aanets_plugin.experiments.datasets import load_data as load_data
     from aanets_plugin.experiments.datasets import scenarios as scenarios
+    from aanets_plugin.experiments.predictor import Predictions as Predictions
+    from aanets_plugin.experiments.predictor import Predictor as Predictor
+    from aanets_plugin.experiments.predictor import load_run as load_run
     from aanets_plugin.experiments.results import Result as Result
     from aanets_plugin.experiments.results import accuracy_table as accuracy_table
     from aanets_plugin.experiments.results import paired_table as paired_table
@@ -30,6 +33,7 @@ _NAMES = {
     "cli": ("main",),
     "comparison": ("Arm", "arms_of", "compare"),
     "datasets": ("load_data", "scenarios"),
+    "predictor": ("Predictions", "Predictor", "load_run"),
     "results": ("Result", "accuracy_table", "paired_table", "results_table"),
     "runner": ("run",),
     "settings": ("AANets", "Memory", "Training"),

@@ -91,6 +91,8 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
         tensorboard=args.tensorboard,
         command=command,
         notes=[about],
+        class_names=data.class_names,
+        keep_phases=args.keep_phases,
     )
     if accelerator.is_main_process:
         print(results_table(results, reported=method.predicts_by))

@@ -75,6 +75,8 @@ def compare(
     progress: bool = True,
     command: str = "",
     notes: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
+    keep_phases: bool = False,
 ) -> list[Result]:
     """Run every arm with every seed and write a common report.
 
@@ -89,7 +91,7 @@ def compare(
         seeds: one run of each arm per seed.
         notes: lines for the summary.
         train, test, backbone, memory, training, resume, accelerator, tensorboard, progress,
-            command: as in `run`.
+            command, class_names, keep_phases: as in `run`.
 
     Example::
 

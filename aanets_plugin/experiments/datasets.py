@@ -20,7 +20,9 @@ from torchvision import transforms
 from aanets_plugin.checks import integer, positive, shorten
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.readers import (
+    CIFAR100_CLASSES,
     SUBSETS,
+    Samples,
     check_folder,
     read_cifar100,
     read_digits,
@@ -62,6 +64,8 @@ class Data:
     input_shape: tuple[int, int, int]
     """Channels, height and width after the transforms."""
     classes: int
+    class_names: tuple[str, ...] = ()
+    """The names of the classes by label; empty if they are not known."""
 
 
 def load_data(
@@ -153,6 +157,7 @@ def load_data(
         test_transforms=test_transforms,
         input_shape=(3, size, size),
         classes=classes,
+        class_names=_class_names(name, train, classes, path),
     )
 
 
@@ -199,6 +204,19 @@ def scenarios(
         )
     )
     return train, test
+
+
+def _class_names(
+    name: str, train: Samples, classes: int, path: str | Path | None
+) -> tuple[str, ...]:
+    if name == "digits":
+        return tuple(map(str, range(classes)))
+    if name == "cifar100":
+        names = tuple(CIFAR100_CLASSES.split())
+        return names if classes == len(names) else ()
+    root = Path(path or "").expanduser() / "train"
+    labels = dict(zip(train[1].tolist(), train[0], strict=True))  # an image of each class
+    return tuple(Path(labels[label]).relative_to(root).parts[0] for label in range(classes))
 
 
 def _transforms(name: str, size: int) -> tuple[list[Any], list[Any]]:

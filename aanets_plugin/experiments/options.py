@@ -246,6 +246,7 @@ def _add_output_options(group: Any, method: str) -> None:
         help=f"folder for the results; default: {folder}, or {folder}-2 and so on if it exists",
     )
     add("--resume", action="store_true", help="continue the runs in the output folder")
+    add("--keep-phases", action="store_true", help="keep the network after each phase")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps, …; default: the best available")
     add(
         "--precision",

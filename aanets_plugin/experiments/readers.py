@@ -25,6 +25,18 @@ SUBSETS: dict[str, Callable[[], list[int]]] = {
 }
 """The 100 classes of ImageNet-Subset as LUCIR's and as PODNet's authors chose them."""
 
+CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange
+orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit
+raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
+streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+turtle wardrobe whale willow_tree wolf woman worm
+"""
+"""The names of the classes of CIFAR-100 by label; the arrays in npz files have none."""
+
 Samples = tuple[np.ndarray, np.ndarray]
 """Images [N, H, W, 3] or paths [N], and their labels."""
 

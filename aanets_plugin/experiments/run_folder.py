@@ -19,10 +19,11 @@ from aanets_plugin.plots import plot_alpha
 class RunFolder:
     """Paths and files of a run.
 
-    The folder has `config.json`, `metrics.jsonl`, `alpha.csv`, `summary.md`, and the figures
-    `accuracy` and `alpha` as .png and .pdf. Its subfolder `checkpoint/` has `phase.pt` (the end of
-    the last phase), `epoch.pt` (the last epoch) and `base.pt` (the network after the first phase,
-    which other runs can start from).
+    The folder has `config.json`, `network.json` (for `load_run`), `metrics.jsonl`, `alpha.csv`,
+    `summary.md`, and the figures `accuracy` and `alpha` as .png and .pdf. Its subfolder
+    `checkpoint/` has `phase.pt` (the end of the last phase), `epoch.pt` (the last epoch) and
+    `base.pt` (the network after the first phase, which other runs can start from). A run that keeps
+    all phases has `phase0.pt`, `phase1.pt` and so on, too.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -30,6 +31,10 @@ class RunFolder:
         self.phase = self.path / "checkpoint" / "phase.pt"
         self.epoch = self.path / "checkpoint" / "epoch.pt"
         self.base = self.path / "checkpoint" / "base.pt"
+
+    def kept(self, phase: int) -> Path:
+        """The checkpoint of a phase, in a run that keeps all of them."""
+        return self.phase.with_name(f"phase{phase}.pt")
 
     def open(self, config: dict[str, Any], *, resume: bool) -> None:
         """Check that the folder is free, or that its run has these settings and may resume."""
@@ -61,6 +66,10 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         write_text(self.path / "config.json", json.dumps(config, indent=2) + "\n")
+
+    def write_network(self, network: dict[str, Any]) -> None:
+        text = json.dumps(network, indent=2, ensure_ascii=False) + "\n"
+        write_text(self.path / "network.json", text)
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Write one line per phase."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from continuum.rehearsal import RehearsalMemory
+from torch import Tensor
 
 from aanets_plugin.adapters.continuum.memory import restore, state_of
 from aanets_plugin.baselines.lifecycle import grow_head
@@ -29,6 +30,7 @@ class RunState:
         self.exemplars = exemplars
         self.bilevel: BilevelStrategy | None = None
         self.rows: list[dict[str, Any]] = []
+        self.means: tuple[Tensor, Tensor] | None = None  # of the exemplars, by `class_means`
 
     def end_base(self) -> None:
         """End the first phase. With AANets, the trained network becomes the stable branch."""
@@ -52,11 +54,11 @@ class RunState:
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state at the end of a phase."""
         exemplars = state_of(self.exemplars) if len(self.exemplars) else None
-        return {"rows": self.rows, "exemplars": exemplars, **self.weights()}
+        return {"rows": self.rows, "exemplars": exemplars, "means": self.means, **self.weights()}
 
     def load_state_dict(self, state: dict[str, Any], increments: list[int]) -> None:
         """Restore from a `state_dict`. `increments` are the numbers of new classes by phase."""
-        self.rows = state["rows"]
+        self.rows, self.means = state["rows"], state.get("means")
         for new in increments[1 : len(self.rows)]:
             grow_head(self.method, self.net, new)
         self.end_base()

@@ -7,6 +7,7 @@ checkpoint need not store their state, and a resumed run is bit-identical.
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from aanets_plugin.baselines.prediction import class_means, nearest_mean
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.experiments import checkpoint
+from aanets_plugin.experiments.network_description import network_description
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
 from aanets_plugin.experiments.run_config import base_config, exemplars_left, load_base, run_config
@@ -65,6 +67,8 @@ def run(
     tensorboard: bool = False,
     progress: bool = True,
     command: str = "",
+    class_names: Sequence[str] | None = None,
+    keep_phases: bool = False,
 ) -> Result:
     """Run a method through all phases of a scenario and return the measurements.
 
@@ -85,6 +89,8 @@ def run(
         tensorboard: write curves to `output`/tensorboard as well.
         progress: show progress bars.
         command: the command line, to be shown in the summary.
+        class_names: the names of the dataset's classes by label, for `load_run`.
+        keep_phases: keep the checkpoint of every phase, not of the last one alone.
 
     Example::
 
@@ -116,17 +122,20 @@ class Run:
         tensorboard: bool = False,
         progress: bool = True,
         command: str = "",
+        class_names: Sequence[str] | None = None,
+        keep_phases: bool = False,
     ) -> None:
         self.phases = Phases(train, test)
         self.method, self.aanets = method, aanets
         self.training = training or Training()
-        self.seed, self.command = seed, command
+        self.seed, self.command, self.keep_phases = seed, command, keep_phases
         self.accelerator = accelerator or default_accelerator()
         self.is_main = self.accelerator.is_main_process
         self.trainer = Trainer(self.accelerator, self.training, seed, progress)
 
         seed_everything(seed)
         net = build_network(backbone, method, self.phases.increments[0], self.phases.input_shape)
+        network = network_description(net.backbone, self.phases, class_names)
         memory = memory or Memory()
         converted = None
         if aanets is not None:  # a copy, to check the conversion before anything is trained
@@ -154,6 +163,7 @@ class Run:
         self.accelerator.wait_for_everyone()  # all have read the folder before one writes to it
         if self.is_main:
             self.folder.write_config(config)
+            self.folder.write_network(network)
         curves = self.folder.path / "tensorboard" if tensorboard and self.is_main else None
         self.curves = Curves(curves, self.training)
         net.to(self.accelerator.device)
@@ -317,6 +327,7 @@ class Run:
             exemplars = with_samples(self.phases.test_so_far(0), memory.get())
             means = class_means(*self.trainer.features(net, exemplars, flip=self.phases.flips))
             predictions["nearest_mean"] = nearest_mean(features, *means)
+            self.state.means = means
         row: dict[str, Any] = {"phase": phase, "classes": self.phases.seen(phase)}
         for rule, predicted in predictions.items():
             earlier = [PhaseMetrics(**r[rule]) for r in self.state.rows]
@@ -334,6 +345,8 @@ class Run:
         if self.is_main:
             self.folder.write_metrics(self.state.rows)
             self.folder.write_alpha(self.state.bilevel)
+            if self.keep_phases:
+                checkpoint.save(self.folder.kept(phase), self.state.state_dict())
             checkpoint.save(self.folder.phase, self.state.state_dict())
         self.accelerator.wait_for_everyone()
 
