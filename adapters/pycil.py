@@ -41,11 +41,15 @@ def with_aanets(learner: Learner, **options: Any) -> Learner:
     _check(learner)
     merges = hasattr(learner, "_network_compression")
     adapter = (MergingAdapter if merges else PyCILAdapter)(learner, **options)
-    # BiC has two stages in a task, the second one for its bias layers alone.
-    main = "_stage1_training" if hasattr(learner, "_stage1_training") else "_train"
+    main = _main_training(learner)
     adapter.phase_around(main)
     adapter.before(main, adapter.see_loaders)
     return learner
+
+
+def _main_training(learner: Any) -> str:
+    """The method of the main training. BiC has a second stage, for its bias layers alone."""
+    return "_stage1_training" if hasattr(learner, "_stage1_training") else "_train"
 
 
 class PyCILAdapter(HostAdapter):
@@ -55,7 +59,8 @@ class PyCILAdapter(HostAdapter):
 
     def see_loaders(self, *args: Any, **kwargs: Any) -> None:
         """The first loader among the arguments of the training is that of the training data."""
-        self.loader = next(arg for arg in args if isinstance(arg, DataLoader))
+        loaders = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, DataLoader)]
+        self.loader = loaders[0] if loaders else self.host.train_loader
 
     def network(self) -> nn.Module:
         return self.host._network  # type: ignore[no-any-return]
@@ -108,10 +113,11 @@ def _check(learner: Any) -> None:
     """Refuse what cannot work, before anything is touched."""
     name = type(learner).__name__
     network = getattr(learner, "_network", None)
-    if not isinstance(network, nn.Module) or not hasattr(learner, "incremental_train"):
+    main = _main_training(learner)
+    if not isinstance(network, nn.Module) or not hasattr(learner, main):
         raise UnsupportedModelError(
             f"{name} is not a PyCIL learner: it has no `_network` that is a torch.nn.Module, or no "
-            f"`incremental_train`. Pass what factory.get_model returns."
+            f"`{main}`. Pass what factory.get_model returns."
         )
     network = unwrapped(network)
     grows = [n for n in ("convnets", "AdaptiveExtractors") if hasattr(network, n)]

@@ -170,6 +170,21 @@ def test_what_is_not_a_learner_is_refused():
         with_aanets(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_the_training_loader_is_found_among_named_arguments_or_in_the_learner(named):
+    class Named(PyCILLearner):
+        def train_task(self, data_manager):
+            self._train(**{"train_loader": self.train_loader} if named else {})
+
+        def _train(self, train_loader=None):
+            self._run(train_loader or self.train_loader, EPOCHS, self._network.parameters())
+
+    learner = with_aanets(Named(memory=0))
+    watched = Watched(learner)
+    run_pycil(learner, 2)
+    watched.assert_balanced([EPOCHS])
+
+
 def test_a_second_call_is_refused():
     learner = with_aanets(PyCILLearner())
     with pytest.raises(AlreadyConvertedError):
