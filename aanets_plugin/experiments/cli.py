@@ -29,6 +29,7 @@ from aanets_plugin.experiments.presets import Setting
 from aanets_plugin.experiments.results import PLAIN, Result, paired_table, results_table
 from aanets_plugin.experiments.settings import Memory
 from aanets_plugin.experiments.splits import PAPER_SEED, describe_increments, read_order
+from aanets_plugin.experiments.trackers import tracker_options
 from aanets_plugin.experiments.trainer import default_accelerator
 
 
@@ -56,7 +57,14 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
     check_options(args)
     setting, aanets = setting_from(args, method), aanet_config_from(args)
     method = setting.configured(method)
-    accelerator = _make_accelerator(args.device, args.precision, setting.training.batch_size)
+    names = [*(args.log_with or []), *(["tensorboard"] if args.tensorboard else [])]
+    accelerator = _make_accelerator(
+        args.device,
+        args.precision,
+        setting.training.batch_size,
+        compiles=args.compile,
+        **tracker_options(list(dict.fromkeys(names))),
+    )
     with accelerator.main_process_first():  # so that only one process downloads
         data = load_data(
             args.dataset,
@@ -88,7 +96,6 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
         training=setting.training,
         resume=args.resume,
         accelerator=accelerator,
-        tensorboard=args.tensorboard,
         command=command,
         notes=[about],
         class_names=data.class_names,
@@ -131,7 +138,7 @@ def _describe(data: Data, setting: Setting, memory: Memory, increments: Sequence
     )
 
 
-def _make_accelerator(device: str, precision: str, batch_size: int) -> Accelerator:
+def _make_accelerator(device: str, precision: str, batch_size: int, **options: Any) -> Accelerator:
     """An accelerator on this device. Under a launcher each process has its own device."""
     has_launcher = "LOCAL_RANK" in os.environ
     environment = {}
@@ -153,7 +160,7 @@ def _make_accelerator(device: str, precision: str, batch_size: int) -> Accelerat
             f"--batch-size {batch_size}: must be divisible by the number of processes, "
             f"{state.num_processes}."
         )
-    return default_accelerator(cpu=device == "cpu", mixed_precision=precision)
+    return default_accelerator(cpu=device == "cpu", mixed_precision=precision, **options)
 
 
 def _shared_output_folder(

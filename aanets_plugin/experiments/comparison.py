@@ -1,7 +1,6 @@
 """compare: a method with and without AANets, with the same seeds and the same first phase."""
 
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -190,17 +189,16 @@ def _check(
     folders: Mapping[int, Path],
     resume: bool,
 ) -> None:
-    """Set up a run in a temporary folder, which checks all its settings, and look into the folders
-    of the seeds, which may hold runs with other settings."""
-    with tempfile.TemporaryDirectory() as temporary:
-        try:
-            tried = Run(
-                train, test, backbone, arm.method, aanets=arm.aanets, output=temporary, **options
-            )
-        except (AssertionError, RuntimeError) as error:
-            raise ConfigurationError(
-                f"the backbone cannot process these images ({error}). Use another backbone."
-            ) from error
+    """Set up a run, which checks all its settings and writes nothing, and look into the folders of
+    the seeds, which may hold runs with other settings."""
+    options = {**options, "aanets": arm.aanets, "resume": resume}
+    (first, output), *_ = folders.items()
+    try:
+        tried = Run(train, test, backbone, arm.method, output=output, seed=first, **options)
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"the backbone cannot process these images ({error}). Use another backbone."
+        ) from error
     for seed, folder in folders.items():
         RunFolder(folder).open({**tried.config, "seed": seed}, resume=resume)
 

@@ -20,6 +20,7 @@ from aanets_plugin.experiments.presets import (
 )
 from aanets_plugin.experiments.readers import SUBSETS
 from aanets_plugin.experiments.splits import PAPER_SEED, check_increments, check_split
+from aanets_plugin.experiments.trackers import TRACKERS
 
 AANET_OPTIONS = {
     "blocks": "blocks",
@@ -254,7 +255,23 @@ def _add_output_options(group: Any, method: str) -> None:
         default="no",
         help="mixed precision; default: %(default)s",
     )
-    add("--tensorboard", action="store_true", help="write TensorBoard curves for each run")
+    add("--compile", action="store_true", help="compile the training step with torch.compile")
+    add(
+        "--no-channels-last",
+        dest="channels_last",
+        action="store_const",
+        const=False,
+        help="store images and kernels with the channels first, which is slower; the results are "
+        "the same up to rounding",
+    )
+    add(
+        "--log-with",
+        nargs="+",
+        choices=TRACKERS,
+        metavar="TRACKER",
+        help=f"send the curves of each run to {', '.join(TRACKERS)}",
+    )
+    add("--tensorboard", action="store_true", help="the same as --log-with tensorboard")
 
 
 def _numbers(text: str) -> list[int]:
@@ -318,7 +335,8 @@ def setting_from(args: argparse.Namespace, method: Method) -> Setting:
     """The settings of the dataset and preset for a method, overridden by explicit options."""
     chosen = setting(args.dataset, args.preset, method).with_epochs(args.epochs, args.base_epochs)
     given = {name: value for name, value in vars(args).items() if value is not None}
-    training = {name: given[name] for name in ("batch_size", "lr", "workers") if name in given}
+    names = ("batch_size", "lr", "workers", "channels_last")
+    training = {name: given[name] for name in names if name in given}
     other = {name: given[name] for name in ("backbone", "memory_per_class") if name in given}
     return replace(chosen, training=replace(chosen.training, **training), **other)
 

@@ -12,27 +12,29 @@ from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.run_folder import RunFolder, describe_differences
+from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.settings import Memory, Training
 
 
 def run_config(
-    method: Method,
-    aanets: AANetConfig | None,
+    state: RunState,
     memory: Memory,
     training: Training,
     seed: int,
-    backbone: nn.Module,
     phases: Phases,
     accelerator: Accelerator,
 ) -> dict[str, Any]:
     """Everything that the results of a run depend on."""
+    method, aanets, backbone = state.method, state.aanets, state.net.backbone
+    trained = dataclasses.asdict(training)
+    del trained["channels_last"]  # whether the network allows for it is what counts
     order = getattr(phases.scenarios[0], "class_order", None)
     count = sum(p.numel() for p in backbone.parameters())
     return {
         "method": method.settings(),
         "aanets": None if aanets is None else _aanets_settings(aanets),
         "memory": dataclasses.asdict(memory),
-        "training": dataclasses.asdict(training),
+        "training": trained,
         "seed": seed,
         "backbone": f"{type(backbone).__name__}, {count} parameters",
         "data": {
@@ -44,6 +46,8 @@ def run_config(
         },
         "precision": accelerator.mixed_precision,
         "processes": accelerator.num_processes,
+        "channels_last": state.channels_last,
+        "compile": accelerator.state.dynamo_plugin.backend.value.lower(),
     }
 
 

@@ -15,6 +15,9 @@ from aanets_plugin.levels import levels
 from aanets_plugin.plot_style import save
 from aanets_plugin.plots import plot_alpha
 
+BEFORE = {"channels_last": False, "compile": "no"}
+"""What runs did before it was written to config.json."""
+
 
 class RunFolder:
     """Paths and files of a run.
@@ -57,8 +60,9 @@ class RunFolder:
             raise ConfigurationError(
                 f"{file} cannot be read: {error}. Use another output folder."
             ) from error
-        wanted = json.loads(json.dumps(config))
-        if differences := describe_differences(saved, wanted, {**wanted, **saved}):
+        saved, wanted = {**BEFORE, **saved}, json.loads(json.dumps(config))
+        compared = {**wanted, **saved}.keys() - {"source"}
+        if differences := describe_differences(saved, wanted, sorted(compared)):
             raise ConfigurationError(
                 f"{self.path} holds a run with other settings ({differences}). Use the same "
                 f"settings to resume it, or another output folder."

@@ -12,6 +12,7 @@ from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
+from aanets_plugin.experiments.channels_last import to_channels_last
 
 
 class RunState:
@@ -23,6 +24,8 @@ class RunState:
         method: Method,
         aanets: AANetConfig | None,
         exemplars: RehearsalMemory,
+        *,
+        channels_last: bool = False,
     ) -> None:
         self.net = net
         self.method = method
@@ -31,12 +34,19 @@ class RunState:
         self.bilevel: BilevelStrategy | None = None
         self.rows: list[dict[str, Any]] = []
         self.means: tuple[Tensor, Tensor] | None = None  # of the exemplars, by `class_means`
+        self.channels_last = channels_last
+        self._set_format()
+
+    def _set_format(self) -> None:
+        if self.channels_last:
+            to_channels_last(self.net)
 
     def end_base(self) -> None:
         """End the first phase. With AANets, the trained network becomes the stable branch."""
         if self.aanets is None:
             return
         convert_to_aanet(self.net.backbone, **self.aanets.conversion)
+        self._set_format()
         self.bilevel = BilevelStrategy.from_config(
             self.net, self.aanets, base_phase=False, first_phase=1
         )

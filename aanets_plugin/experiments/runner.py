@@ -6,48 +6,38 @@ checkpoint need not store their state, and a resumed run is bit-identical.
 """
 
 import copy
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast
-from torch.utils.data import DataLoader
 
 from aanets_plugin.adapters.continuum.loaders import balanced_loader
-from aanets_plugin.adapters.continuum.memory import (
-    pixel_bounds,
-    put_images,
-    rehearsal_memory,
-    with_samples,
-)
+from aanets_plugin.adapters.continuum.memory import rehearsal_memory
 from aanets_plugin.adapters.continuum.phases import Phases
 from aanets_plugin.baselines.lifecycle import (
     Backbone,
     MethodLoss,
     build_network,
-    fine_tuning,
     grow_head,
     teacher_of,
 )
 from aanets_plugin.baselines.method import Method
-from aanets_plugin.baselines.metrics import PhaseMetrics, phase_metrics
-from aanets_plugin.baselines.prediction import class_means, nearest_mean
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.experiments import checkpoint
+from aanets_plugin.experiments.channels_last import allows_channels_last
 from aanets_plugin.experiments.network_description import network_description
+from aanets_plugin.experiments.phase_end import fine_tune, measure, remember
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
 from aanets_plugin.experiments.run_config import base_config, exemplars_left, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.settings import Memory, Training
-from aanets_plugin.experiments.trainer import Curves, Trainer, default_accelerator
-from aanets_plugin.levels import levels
+from aanets_plugin.experiments.trackers import Trackers
+from aanets_plugin.experiments.trainer import Trainer, default_accelerator
+from aanets_plugin.levels import named_levels
 
 
 def run(
@@ -69,6 +59,7 @@ def run(
     command: str = "",
     class_names: Sequence[str] | None = None,
     keep_phases: bool = False,
+    source: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run a method through all phases of a scenario and return the measurements.
 
@@ -85,12 +76,14 @@ def run(
             resumed run is bit-identical to one that was never stopped.
         base: the folder of a run whose first phase is used instead of training one. It must have
             the same seed, data, backbone, head and training.
-        accelerator: an `accelerate.Accelerator`, for devices, precision and processes.
+        accelerator: an `accelerate.Accelerator`, for devices, precision, processes, `torch.compile`
+            (`dynamo_plugin`) and trackers (`log_with`). Default: `default_accelerator()`.
         tensorboard: write curves to `output`/tensorboard as well.
         progress: show progress bars.
         command: the command line, to be shown in the summary.
         class_names: the names of the dataset's classes by label, for `load_run`.
         keep_phases: keep the checkpoint of every phase, not of the last one alone.
+        source: what the data and the network were made from, to be kept in `config.json`.
 
     Example::
 
@@ -124,6 +117,7 @@ class Run:
         command: str = "",
         class_names: Sequence[str] | None = None,
         keep_phases: bool = False,
+        source: Mapping[str, Any] | None = None,
     ) -> None:
         self.phases = Phases(train, test)
         self.method, self.aanets = method, aanets
@@ -145,12 +139,15 @@ class Run:
         exemplars = rehearsal_memory(
             self.phases.classes, per_class=memory.per_class, total=memory.total
         )
-        self.state = RunState(net, method, aanets, exemplars)
-
-        config = run_config(
-            method, aanets, memory, self.training, seed, net.backbone, self.phases, self.accelerator
+        channels_last = self.training.channels_last and all(
+            allows_channels_last(each, self.phases.input_shape)
+            for each in (net.backbone, converted)
+            if each is not None
         )
-        self.config = config
+        self.state = RunState(net, method, aanets, exemplars, channels_last=channels_last)
+
+        config = run_config(self.state, memory, self.training, seed, self.phases, self.accelerator)
+        self.config = config if source is None else {**config, "source": dict(source)}
         self.base_config = base_config(config, method, self.training)
         self.folder = RunFolder(output)
         self.folder.open(config, resume=resume)
@@ -161,26 +158,21 @@ class Run:
         if base is not None and saved is None:
             self.base = load_base(base, self.base_config)
         self.accelerator.wait_for_everyone()  # all have read the folder before one writes to it
-        if self.is_main:
-            self.folder.write_config(config)
-            self.folder.write_network(network)
-        curves = self.folder.path / "tensorboard" if tensorboard and self.is_main else None
-        self.curves = Curves(curves, self.training)
+        self.network = network
+        self.trackers = Trackers(self.accelerator, tensorboard=tensorboard)
         net.to(self.accelerator.device)
 
     def finish(self) -> Result:
         """Run the remaining phases, write the report and return the measurements."""
-        done = len(self.state.rows)
-        remaining = range(done, len(self.phases))
-        for phase in (bar := self.trainer.bar(remaining, self.arm, "phase", done=done, leave=True)):
-            self._learn(phase)
-            if not self.method.keeps_all_data:
-                self._remember(phase)
-                self._fine_tune(phase)
-            self._measure(phase)
-            self._save(phase)
-            row = self.state.rows[-1]
-            bar.set_postfix({rule: f"{row[rule]['all']:.1f}" for rule in RULES if rule in row})
+        if self.is_main:
+            self.folder.write_config(self.config)
+            self.folder.write_network(self.network)
+        if len(self.state.rows) < len(self.phases):
+            self.trackers.start(self.folder.path, self.config)
+            try:
+                self._finish_phases()
+            finally:
+                self.trackers.finish()
         result = self.result
         if self.is_main:
             heading = f"{self.method.title}: {self.arm}, seed {self.seed}"
@@ -189,6 +181,20 @@ class Run:
                 result, bilevel, heading=heading, command=self.command, reported=rule
             )
         return result
+
+    def _finish_phases(self) -> None:
+        done = len(self.state.rows)
+        remaining = range(done, len(self.phases))
+        for phase in (bar := self.trainer.bar(remaining, self.arm, "phase", done=done, leave=True)):
+            self._learn(phase)
+            if not self.method.keeps_all_data:
+                files = self.folder.path / "exemplars" / f"phase{phase}"
+                remember(self.state, self.trainer, self.phases, phase, files)
+                fine_tune(self.state, self.trainer, self.phases, phase)
+            self._measure(phase)
+            self._save(phase)
+            row = self.state.rows[-1]
+            bar.set_postfix({rule: f"{row[rule]['all']:.1f}" for rule in RULES if rule in row})
 
     @property
     def arm(self) -> str:
@@ -233,8 +239,10 @@ class Run:
         for epoch in bar:
             rate = lr * self.training.factor(epoch, epochs, schedule)
             loss = self.trainer.train(loss_module, optimizer, rate, data, phase, epoch)
-            self.curves.add("loss", loss, phase, epoch)
             self._update_alpha(data if self.method.keeps_all_data else new, phase, epoch)
+            alphas = {name: level.alpha for name, level in named_levels(net).items()}
+            first = {f"alpha/{n}": a[0].item() for n, a in alphas.items() if a is not None}
+            self._log({"loss": loss, **first}, phase, epoch)
             self._save_epoch(phase, epoch, optimizer)
         if phase == 0:
             self._end_base()
@@ -271,9 +279,6 @@ class Run:
 
         with self.accelerator.autocast():
             bilevel.after_epoch(balanced)
-        for level in levels(self.state.net):
-            assert level.alpha is not None
-            self.curves.add(f"alpha/{level.name}", level.alpha[0].item(), phase, epoch)
 
     def _end_base(self) -> None:
         """Save the network of the first phase for other runs, and make it the stable branch."""
@@ -284,59 +289,15 @@ class Run:
             checkpoint.save(self.folder.base, {"config": self.base_config, **self.state.weights()})
         self.state.end_base()
 
-    def _remember(self, phase: int) -> None:
-        """Herd exemplars of the new classes, and learn their pixels if the method does so."""
-        data = self.phases.train_as_test(phase)
-        features, _, _ = self.trainer.features(self.state.net, data)
-        memory = self.state.exemplars
-        memory.add(*data.get_raw_samples(), features)
-        if not self.method.learns_exemplars:
-            return
-        rows = np.flatnonzero(memory._y >= self.phases.seen(phase - 1))
-        chosen = with_samples(data, tuple(part[rows] for part in memory.get()))
-        images, labels = (torch.stack([torch.as_tensor(s[i]) for s in chosen]) for i in (0, 1))
-        seed_everything(self.seed, phase, 3)
-        draw = generator(self.seed, phase, 3)
-        size, device = self.training.batch_size, self.accelerator.device
-        validation = DataLoader(data, batch_size=size, shuffle=True, generator=draw)
-        mean, std = pixel_bounds(self.phases.test_transforms)
-        bounds = -mean / std, (1 - mean) / std
-        refined = self.method.refine(self.state.net, images, labels, validation, bounds, draw)
-        shared = broadcast(refined.to(device)).cpu()
-        files = self.folder.path / "exemplars" / f"phase{phase}"
-        put_images(memory, rows, shared, self.phases.test_transforms, files)
-
-    def _fine_tune(self, phase: int) -> None:
-        """Fine-tune on the exemplars if the method does so; never in the first phase."""
-        if self.method.fine_tuning is None or phase == 0:
-            return
-        data = with_samples(self.phases.train(phase), self.state.exemplars.get())
-        with fine_tuning(self.method, self.state.net) as (loss_module, rates):
-            loss_module, optimizer = self.trainer.prepare(loss_module)
-            for epoch, lr in enumerate(self.trainer.bar(rates, "fine-tuning", "epoch")):
-                self.trainer.train(loss_module, optimizer, lr, data, phase, 4, epoch)
-
     def _measure(self, phase: int) -> None:
-        """Measure the accuracy on all classes seen, by the head and by the nearest mean."""
-        net, memory = self.state.net, self.state.exemplars
-        features, labels, _ = self.trainer.features(net, self.phases.test_so_far(phase))
-        with torch.no_grad():
-            logits = net.fc(features.to(self.accelerator.device))
-        predictions = {"head": logits.argmax(1).cpu()}
-        if len(memory):
-            exemplars = with_samples(self.phases.test_so_far(0), memory.get())
-            means = class_means(*self.trainer.features(net, exemplars, flip=self.phases.flips))
-            predictions["nearest_mean"] = nearest_mean(features, *means)
-            self.state.means = means
-        row: dict[str, Any] = {"phase": phase, "classes": self.phases.seen(phase)}
-        for rule, predicted in predictions.items():
-            earlier = [PhaseMetrics(**r[rule]) for r in self.state.rows]
-            increments = self.phases.increments[: phase + 1]
-            metrics = phase_metrics(predicted, labels, increments, earlier)
-            row[rule] = dataclasses.asdict(metrics)
-            last = self.training.epochs_of(phase) - 1
-            self.curves.add(f"accuracy/{rule}", metrics.all, phase, last)
+        row = measure(self.state, self.trainer, self.phases, phase)
         self.state.rows.append(row)
+        accuracies = {f"accuracy/{rule}": row[rule]["all"] for rule in RULES if rule in row}
+        self._log(accuracies, phase, self.training.epochs_of(phase) - 1)
+
+    def _log(self, values: dict[str, float], phase: int, epoch: int) -> None:
+        before = sum(self.training.epochs_of(earlier) for earlier in range(phase))
+        self.trackers.log(values, before + epoch)
 
     # -- state -----------------------------------------------------------------------------------
 

@@ -1,26 +1,35 @@
 """Passes over data with Accelerate: training, features, the batches of α."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, DynamoBackend, TorchDynamoPlugin
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from aanets_plugin.baselines.lifecycle import Features, features_of, sgd, train_epoch
 from aanets_plugin.baselines.network import IncrementalNet
-from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
+from aanets_plugin.errors import NonFiniteLossError
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.settings import Training
 
 
-def default_accelerator(**options: Any) -> Accelerator:
-    """Return an Accelerator that splits each batch among the processes."""
-    return Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True), **options)
+def default_accelerator(*, compiles: bool = False, **options: Any) -> Accelerator:
+    """Return an Accelerator that splits each batch among the processes.
+
+    `compiles` compiles the training step with `torch.compile`. The others are its own options.
+    """
+    # A phase has two batch sizes, the last one being smaller: each gets its own code.
+    compiled = {"backend": "inductor", "dynamic": False} if compiles else {}
+    plugin = options.pop("dynamo_plugin", None) or TorchDynamoPlugin(**compiled)
+    loading = DataLoaderConfiguration(split_batches=True)
+    accelerator = Accelerator(dataloader_config=loading, **options)
+    # All accelerators of a process share one state, which the first of them has made.
+    accelerator.state.dynamo_plugin = plugin
+    return accelerator
 
 
 class Trainer:
@@ -37,6 +46,9 @@ class Trainer:
     def prepare(self, loss: nn.Module) -> tuple[Any, Any]:
         """Return the loss module and SGD on its parameters, ready to train."""
         self.accelerator.free_memory()
+        if self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
+            # Code that was compiled often, for other phases, would not be compiled again.
+            torch.compiler.reset()
         optimizer = sgd(loss, self.training.momentum, self.training.weight_decay)
         return self.accelerator.prepare(loss, optimizer)  # type: ignore[no-any-return]
 
@@ -89,26 +101,3 @@ class Trainer:
         """Return `items` with a progress bar that starts at `done`."""
         shown: Any = {"initial": done, "total": done + len(items), "disable": not self.show}
         return tqdm(items, desc=name, unit=unit, leave=leave, **shown)
-
-
-class Curves:
-    """Writes curves by epoch to TensorBoard; does nothing if `folder` is None."""
-
-    def __init__(self, folder: Path | None, training: Training) -> None:
-        self.training = training
-        self.writer: Any = None
-        if folder is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ConfigurationError(
-                    "tensorboard=True needs the package tensorboard: pip install tensorboard."
-                ) from error
-            self.writer = SummaryWriter(folder)
-
-    def add(self, name: str, value: float, phase: int, epoch: int) -> None:
-        """Add a value at this epoch of a phase."""
-        if self.writer is not None:
-            before = sum(self.training.epochs_of(p) for p in range(phase))
-            self.writer.add_scalar(name, value, before + epoch)
-            self.writer.flush()
