@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.tracking import filter_trackers
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, ProjectConfiguration
 
 from aanets_plugin.errors import ConfigurationError
@@ -25,7 +25,7 @@ def tracker_options(names: list[str] | None) -> dict[str, Any]:
     """
     if not names:
         return {}
-    known = [str(tracker) for tracker in filter_trackers(names, logging_dir=".")]
+    known = [str(tracker) for tracker in get_available_trackers()]
     for name in names:
         if name not in known:
             raise ConfigurationError(

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, TorchDynamoPlugin
 from torch import nn
 
@@ -59,8 +60,6 @@ def test_wandb_gets_them_offline(tmp_path, monkeypatch):
 
 
 def test_a_tracker_whose_package_is_missing_is_told():
-    from accelerate.tracking import get_available_trackers
-
     available = {str(tracker) for tracker in get_available_trackers()}
     missing = next(name for name in TRACKERS if name not in available)
     with pytest.raises(ConfigurationError, match=f"--log-with {missing}: needs the package"):
