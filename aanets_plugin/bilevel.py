@@ -47,7 +47,8 @@ class BilevelStrategy:
 
     The constructor puts the model into its base phase: each level has one branch, and there is no
     α. The end of phase 0 freezes θ_base and adds the stable branches. Parameters are added there,
-    so build the optimizer of each phase after `begin_phase`.
+    so build the optimizer of each phase after `begin_phase`. If the model was loaded with a frozen
+    θ_base, or `freeze_base` was called, it stays as it is, and phase 0 is incremental.
 
     Args:
         model: A converted model. DataParallel, DDP or torch.compile may wrap it.
@@ -117,9 +118,10 @@ class BilevelStrategy:
         self._phi_is_sane = True
         self._classes_by_phase: dict[int, set[int]] = {}
         self._attachment: Attachment | None = None
-        if base_phase:
+        first = levels(self.model)[0]
+        if base_phase and (first.from_conversion or not first.base_frozen):
             thaw_base(self.model)
-        elif not levels(self.model)[0].base_frozen:
+        elif not first.base_frozen:
             freeze_base(self.model)
 
     @classmethod
@@ -199,7 +201,11 @@ class BilevelStrategy:
         return loss
 
     def end_phase(self) -> None:
-        """End the phase. The end of the base phase freezes θ_base and adds the stable branches."""
+        """End the phase. The end of the base phase freezes θ_base and adds the stable branches.
+
+        Call it right after the training. Code that reads parameters or their gradients after the
+        training, such as EWC's, comes after it, with an optimizer that is built after it.
+        """
         self._require_phase("end_phase")
         self.detach()
         if self.in_base_phase:

@@ -78,6 +78,8 @@ def convert_to_aanet(
         for part in parts:
             move_hooks(part.plastic, part)
             part.freeze_base()
+        for level in levels(model):
+            level.from_conversion = True
         if not paired:
             for name in stem_names:
                 module = model.get_submodule(name)
@@ -170,6 +172,8 @@ def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str
     frozen = f"{level}.alpha" in state_dict
     if frozen != levels(trunk)[0].base_frozen:
         (freeze_base if frozen else thaw_base)(trunk)
+    for loaded in levels(trunk):
+        loaded.from_conversion = False
 
 
 def require_converted(model: nn.Module, what: str) -> None:

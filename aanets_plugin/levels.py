@@ -182,6 +182,8 @@ class AdaptiveLevel(Branches):
         super().__init__(name, stage, blocks)
         self.initial_alpha = tuple(initial_alpha)
         self.after_paired_stem = after_paired_stem
+        # Whether θ_base is what the conversion found, not the result of a phase or of loading.
+        self.from_conversion = False
         self.register_buffer("alpha", None)
 
     def freeze_base(self) -> None:
@@ -194,6 +196,7 @@ class AdaptiveLevel(Branches):
     def thaw_base(self) -> None:
         super().thaw_base()
         self.alpha = None
+        self.from_conversion = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if len(self.branches) == 1:

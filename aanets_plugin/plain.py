@@ -63,6 +63,8 @@ def load_plain_state_dict(
     )
     if frozen:
         freeze_base(model)
+        for level in levels(model):
+            level.from_conversion = True
 
 
 def to_plain(model: Model, branch: str = "plastic") -> Model:

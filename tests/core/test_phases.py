@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from aanets_plugin import (
     ConfigurationError,
     PhaseError,
     UnsupportedModelError,
+    convert_to_aanet,
+    freeze_base,
     levels,
+    load_plain_state_dict,
 )
 from aanets_plugin.baselines import CifarResNet
 from aanets_plugin.scaling import scaled_layers
@@ -90,21 +94,51 @@ def test_the_end_of_a_later_phase_freezes_nothing_anew():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_loaded_model_whose_base_is_frozen_is_not_in_its_base_phase():
-    trained = aanet()
-    bilevel = started(trained)
-    wander(trained)
-    bilevel.after_epoch(loader())
-    bilevel.end_phase()
-
+def loaded_by_the_strategy(trained):
     resumed = BilevelStrategy(aanet())
     resumed.model.load_state_dict(trained.state_dict())
+    return resumed
+
+
+def loaded_before(trained):
+    model = aanet()
+    model.load_state_dict(trained.state_dict())
+    return BilevelStrategy(model)
+
+
+@pytest.mark.parametrize(
+    "resume",
+    [loaded_by_the_strategy, loaded_before, lambda trained: BilevelStrategy(deepcopy(trained))],
+    ids=["into a strategy's model", "before the strategy is made", "copied"],
+)
+def test_a_trained_model_whose_base_is_frozen_is_not_in_its_base_phase(resume):
+    trained = aanet()
+    bilevel = BilevelStrategy(trained)
+    with bilevel.phase():
+        train(trained, torch.optim.SGD(trained.parameters(), lr=0.05))
+    with bilevel.phase():
+        wander(trained)
+        bilevel.after_epoch(loader())
+
+    resumed = resume(trained)
     resumed.begin_phase()
     assert not resumed.in_base_phase
     resumed.end_phase()
     state = resumed.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in trained.state_dict().items())
     assert (alphas(resumed.model) != 0.5).all()
+
+
+def test_a_model_that_was_only_converted_is_in_its_base_phase():
+    plain = shake(CifarResNet(1, 5)).double()
+    model = convert_to_aanet(CifarResNet(1, 5).double())
+    load_plain_state_dict(model, plain.state_dict())
+    for each in (model, aanet()):
+        bilevel = BilevelStrategy(each)
+        assert bilevel.in_base_phase
+        assert levels(each)[0].alpha is None
+    freeze_base(model)
+    assert not BilevelStrategy(model).in_base_phase
 
 
 def test_without_a_base_phase_the_first_phase_is_incremental():
