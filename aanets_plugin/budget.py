@@ -73,7 +73,15 @@ def profile_table(profiles: Mapping[str, Profile]) -> str:
     rows = [("", "learnable", "parameters", "FLOPs", "memory")]
     for name, p in profiles.items():
         memory = f"{p.memory / MB:.2f}MB"
-        rows.append((name, _short(p.learnable), _short(p.parameters), _short(p.flops), memory))
+        rows.append(
+            (
+                name,
+                short_count(p.learnable),
+                short_count(p.parameters),
+                short_count(p.flops),
+                memory,
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *cells in rows:
@@ -159,7 +167,8 @@ def _checked_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
-def _short(count: int) -> str:
+def short_count(count: int) -> str:
+    """A large number in three digits and a letter: 530K."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
             digits = ".3g" if count < 100 * size else ".0f"

@@ -6,41 +6,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from aanets_plugin.experiments.variants import VARIANTS as ARMS
+
+__all__ = ["ARMS", "PLAN", "PROTOCOLS"]
+
 PAPER_ORDER = 1993
 """The seed of the paper's class order."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """How one run of a method differs from another."""
-
-    label: str
-    aanets: dict[str, Any] | None = None
-    """Options of `AANets`; None for the plain network."""
-    epochs: float = 1.0
-    """Times the epochs of each later phase."""
-    memory: str = "equal"
-    """Exemplars: "equal", "strict" (less by the extra parameters), or "more" (more by them)."""
-
-
-ARMS = {
-    "plain": Arm("plain"),
-    "learned": Arm("AANets, learned α", {}),
-    "fixed": Arm("AANets, fixed α", {"alpha_lr": 0.0}),
-    # An epoch with learned α takes 2.1 to 2.3 times the time of a plain one, with fixed α 2.0.
-    "compute": Arm("plain, equal compute", epochs=2.2),
-    "memory": Arm("plain, equal memory", memory="more"),
-    "strict": Arm("AANets, strict budget", {}, memory="strict"),
-    "all_all": Arm("all + all, fixed α", {"blocks": ("all", "all"), "alpha_lr": 0.0}),
-    "all_frozen": Arm("all + frozen", {"blocks": ("all", "frozen")}),
-    "scaling_frozen": Arm("scaling + frozen", {"blocks": ("scaling", "frozen")}),
-    "scaling": Arm("scaling alone", {"blocks": ("scaling",)}),
-    "stem_plastic": Arm("stem plastic", {"stem": "plastic"}),
-    "stem_paired": Arm("stem paired", {"stem": "paired"}),
-    "imbalanced": Arm("α on imbalanced data", {"balanced": False}),
-    "update_base": Arm("AANets, update_base", {"update_base": True}),
-    "official": Arm("AANets, official update", {"official": True}),
-}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ Reads --keep, and writes evidence.md and its pictures to --output. No training: 
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import json
 import math
@@ -24,8 +23,10 @@ from matplotlib.figure import Figure
 from aanets_plugin import AlphaRecord, convert_to_aanet, profile
 from aanets_plugin.baselines import METHODS, CifarResNet, Joint
 from aanets_plugin.baselines.lifecycle import build_network
+from aanets_plugin.baselines.metrics import intransigence
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
 from aanets_plugin.experiments.results import RULES, Result, interval, signed
+from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.plots import plot_alpha
 
 MB = 2**20
@@ -74,31 +75,13 @@ def read(keep: Path) -> dict[Planned, Finished]:
     finished = {}
     for planned in PLAN:
         folder = keep / planned.name
-        if not (folder / "metrics.jsonl").exists():
-            continue
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").open(encoding="utf-8")]
+        rows = RunFolder(folder).rows()
         if len(rows) == planned.phases:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             times = json.loads((folder / "time.json").read_text(encoding="utf-8"))
-            alpha = read_alpha(folder / "alpha.csv")
+            alpha = RunFolder(folder).alpha()
             finished[planned] = Finished(planned, config, rows, times["cpu_seconds"], alpha)
     return finished
-
-
-def read_alpha(file: Path) -> list[AlphaRecord]:
-    if not file.exists():
-        return []
-    with file.open(newline="", encoding="utf-8") as lines:
-        return [
-            AlphaRecord(
-                int(row["phase"]),
-                int(row["epoch"]),
-                row["level"],
-                tuple(float(row[name]) for name in row if name.startswith("alpha_")),
-                float(row["loss"]) if row["loss"] else None,
-            )
-            for row in csv.DictReader(lines)
-        ]
 
 
 @functools.cache
@@ -117,14 +100,14 @@ def cost_of(run: Finished) -> Any:
     return cost(run.planned.method, blocks, aanets["stem"], run.config["memory"]["per_class"])
 
 
-def intransigence(run: Finished, runs: dict[Planned, Finished]) -> float | None:
-    """How far new classes are below joint training, mean over the phases after the first."""
+def intransigence_of(run: Finished, runs: dict[Planned, Finished]) -> float | None:
+    """Against joint training with the same seed; None if there is no such run."""
     planned = run.planned
     joint = runs.get(Planned("joint", "plain", planned.protocol, planned.seed, planned.order))
     if joint is None:
         return None
-    pairs = list(zip(joint.rows, run.rows, strict=True))[1:]
-    return fmean(best["head"]["new"] - own[run.rule]["new"] for best, own in pairs)
+    best, own = [row["head"] for row in joint.rows], [row[run.rule] for row in run.rows]
+    return intransigence(own, best)
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -142,7 +125,7 @@ def arms_table(some: Sequence[Finished], runs: dict[Planned, Finished]) -> str:
     for arm in dict.fromkeys(run.planned.arm for run in some):
         own = [run for run in some if run.planned.arm == arm]
         costs = [cost_of(run) for run in own]
-        lacking = [intransigence(run, runs) for run in own]
+        lacking = [intransigence_of(run, runs) for run in own]
         known = [value for value in lacking if value is not None] or [math.nan]
         rows.append(
             [

@@ -1,6 +1,7 @@
-"""Metrics after each phase: accuracies on groups of classes, their average, forgetting."""
+"""Metrics after each phase: accuracies on groups of classes, their average, forgetting,
+intransigence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -84,6 +85,22 @@ def phase_metrics(
         average=fmean([*(metrics.all for metrics in earlier), overall]),
         forgetting=fmean(falls) if earlier else None,
     )
+
+
+def intransigence(
+    phases: Sequence[Mapping[str, Any]], joint: Sequence[Mapping[str, Any]]
+) -> float | None:
+    """How far the accuracy on new classes is below that of joint training on all data seen so far,
+    mean over the phases after the first (Chaudhry et al. 2018, Eq. 5); less is better.
+
+    Both are metrics as dicts, one for each phase of the same protocol. None with a single phase.
+
+    Example:
+        >>> intransigence([{"new": 90.0}, {"new": 70.0}], [{"new": 90.0}, {"new": 80.0}])
+        10.0
+    """
+    pairs = list(zip(phases, joint, strict=True))[1:]
+    return fmean(best["new"] - own["new"] for own, best in pairs) if pairs else None
 
 
 def _check(predictions: Tensor, labels: Tensor, increments: Sequence[int], earlier: Any) -> None:

@@ -36,18 +36,21 @@ class CifarBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """Three stages of `depth` blocks with 16, 32 and 64 filters: 6 · depth + 2 layers."""
+    """Three stages of `depth` blocks, 6 · depth + 2 layers. The first stage has `filters` filters,
+    each later one twice as many as the one before."""
 
-    def __init__(self, depth: int, num_classes: int, in_channels: int = 3) -> None:
+    def __init__(
+        self, depth: int, num_classes: int, in_channels: int = 3, filters: int = 16
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
+        self.conv1 = nn.Conv2d(in_channels, filters, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(filters)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(16, 16, depth, stride=1)
-        self.layer2 = _stage(16, 32, depth, stride=2)
-        self.layer3 = _stage(32, 64, depth, stride=2, last=True)
+        self.layer1 = _stage(filters, filters, depth, stride=1)
+        self.layer2 = _stage(filters, 2 * filters, depth, stride=2)
+        self.layer3 = _stage(2 * filters, 4 * filters, depth, stride=2, last=True)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = CosineLinear(64, num_classes)
+        self.fc = CosineLinear(4 * filters, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -59,7 +62,7 @@ class CifarResNet(nn.Module):
         return {"depth": len(self.layer1), "num_classes": classes, "in_channels": inputs}
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the input of the classifier, [batch, 64]."""
+        """Return the input of the classifier, [batch, 4 · filters]."""
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]

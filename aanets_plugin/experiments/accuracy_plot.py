@@ -42,14 +42,16 @@ def plot_accuracy(
     *,
     rule: Rule = "head",
     title: str = "",
+    measured: str | None = None,
 ) -> Figure:
     """Draw the accuracy on all classes seen against their number, one curve per arm.
 
     A curve is the mean over seeds. From three seeds on, the band around it is the 95% interval of
     the mean by Student's t; two seeds are drawn as points. Curves are shifted a little along the
     axis, so that equal ones do not cover each other. The legend shows the average incremental
-    accuracy. Arms that were not measured by `rule` are left out. Returns the matplotlib figure,
-    which is also saved to `path`, if given.
+    accuracy, and `measured`, which says how it was measured (default: by `rule`). Arms that were
+    not measured by `rule` are left out. Returns the matplotlib figure, which is also saved to
+    `path`, if given.
     """
     arms = [arm for arm in arm_names(results) if metrics_of(results, arm, rule)]
     if not arms:
@@ -91,10 +93,11 @@ def plot_accuracy(
     axes.set_xlabel("number of classes seen")
     axes.set_ylabel("accuracy on all classes seen (%)")
     axes.set_title(title)
+    how = measured or f"By {RULES[rule]}"
     figure.legend(
         loc="outside lower center",
         ncols=2,
-        title=f"By {RULES[rule]}. In brackets: average over phases. {_shown(max(seeds))}",
+        title=f"{how}. In brackets: average over phases. {_shown(max(seeds))}",
         title_fontsize=9,
         frameon=False,
     )

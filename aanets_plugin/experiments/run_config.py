@@ -121,10 +121,22 @@ def load_base(folder: Any, wanted: dict[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             f"base={str(folder)!r}: {file} does not exist. Run the first phase there."
         )
-    if differences := describe_differences(state["config"], wanted, wanted):
+    saved, wanted = _of_first_phase(state["config"]), _of_first_phase(wanted)
+    if differences := describe_differences(saved, wanted, wanted):
         raise ConfigurationError(
             f"base={str(folder)!r}: its first phase was trained with other settings "
             f"({differences}). Use the same settings, or leave out base."
         )
     net: dict[str, Any] = state["net"]
     return net
+
+
+def _of_first_phase(base_config: dict[str, Any]) -> dict[str, Any]:
+    """The same without what concerns later phases alone.
+
+    The digest is that of all samples with their labels in the class order. So with the same digest
+    and equally many classes the first phase is the same.
+    """
+    data = base_config["data"]
+    first = {name: data[name][0] for name in ("increments", "samples")}
+    return {**base_config, "data": {**data, **first}}

@@ -1,12 +1,13 @@
 """The folder of a run: settings, measurements, plots, and the checkpoints to resume from."""
 
+import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from aanets_plugin.baselines.method import Rule
-from aanets_plugin.bilevel import BilevelStrategy
+from aanets_plugin.bilevel import AlphaRecord, BilevelStrategy
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
 from aanets_plugin.experiments.results import Result, write_summary
@@ -26,7 +27,8 @@ class RunFolder:
     `summary.md`, and the figures `accuracy` and `alpha` as .png and .pdf. Its subfolder
     `checkpoint/` has `phase.pt` (the end of the last phase), `epoch.pt` (the last epoch) and
     `base.pt` (the network after the first phase, which other runs can start from). A run that keeps
-    all phases has `phase0.pt`, `phase1.pt` and so on, too.
+    all phases has `phase0.pt`, `phase1.pt` and so on, too. `status.json` says which epoch was the
+    last.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -79,6 +81,39 @@ class RunFolder:
         """Write one line per phase."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
         write_text(self.path / "metrics.jsonl", text)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was measured, one row for each phase that is over."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def write_status(self, **status: int) -> None:
+        """Write how far the run is, for those who watch it from outside."""
+        write_text(self.path / "status.json", json.dumps(status) + "\n")
+
+    def status(self) -> dict[str, int]:
+        """What `write_status` has written; empty before the first epoch is over."""
+        file = self.path / "status.json"
+        found: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+        return found
+
+    def alpha(self) -> list[AlphaRecord]:
+        """The history of α; empty without AANets."""
+        file = self.path / "alpha.csv"
+        if not file.exists():
+            return []
+        with file.open(newline="", encoding="utf-8") as lines:
+            return [
+                AlphaRecord(
+                    int(row["phase"]),
+                    int(row["epoch"]),
+                    row["level"],
+                    tuple(float(row[name]) for name in row if name.startswith("alpha_")),
+                    float(row["loss"]) if row["loss"] else None,
+                )
+                for row in csv.DictReader(lines)
+            ]
 
     def write_alpha(self, bilevel: BilevelStrategy | None) -> None:
         if bilevel is not None and bilevel.history:

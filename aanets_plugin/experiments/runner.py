@@ -75,7 +75,7 @@ def run(
         resume: continue the run in `output` from its last epoch; start one if there is none. A
             resumed run is bit-identical to one that was never stopped.
         base: the folder of a run whose first phase is used instead of training one. It must have
-            the same seed, data, backbone, head and training.
+            the same seed, data, backbone, head and training; its later phases may differ.
         accelerator: an `accelerate.Accelerator`, for devices, precision, processes, `torch.compile`
             (`dynamo_plugin`) and trackers (`log_with`). Default: `default_accelerator()`.
         tensorboard: write curves to `output`/tensorboard as well.
@@ -162,7 +162,7 @@ class Run:
         self.trackers = Trackers(self.accelerator, tensorboard=tensorboard)
         net.to(self.accelerator.device)
 
-    def finish(self) -> Result:
+    def finish(self, *, report: bool = True) -> Result:
         """Run the remaining phases, write the report and return the measurements."""
         if self.is_main:
             self.folder.write_config(self.config)
@@ -174,7 +174,7 @@ class Run:
             finally:
                 self.trackers.finish()
         result = self.result
-        if self.is_main:
+        if self.is_main and report:
             heading = f"{self.method.title}: {self.arm}, seed {self.seed}"
             bilevel, rule = self.state.bilevel, self.method.predicts_by
             self.folder.write_report(
@@ -317,6 +317,8 @@ class Run:
             if self.accelerator.scaler is not None:
                 state["scaler"] = self.accelerator.scaler.state_dict()
             checkpoint.save(self.folder.epoch, {**state, **self.state.weights()})
+            epochs = self.training.epochs_of(phase)
+            self.folder.write_status(phase=phase, epoch=epoch + 1, epochs=epochs)
         self.accelerator.wait_for_everyone()
 
     def _load_epoch(self, phase: int, optimizer: Any) -> int:

@@ -1,0 +1,1 @@
+"""The paper's tables and figures: its numbers, the runs they consist of, and their files."""
