@@ -1,6 +1,7 @@
 """main: the command line of a script that compares a method with and without AANets."""
 
 import argparse
+import dataclasses
 import os
 import shlex
 import sys
@@ -18,15 +19,18 @@ from aanets_plugin.experiments.backbones import backbone_factory
 from aanets_plugin.experiments.command import errors_as_messages
 from aanets_plugin.experiments.comparison import arms_of, compare_orders
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
-from aanets_plugin.experiments.options import (
+from aanets_plugin.experiments.options import make_parser
+from aanets_plugin.experiments.presets import Setting
+from aanets_plugin.experiments.request import (
     aanet_config_from,
     check_options,
+    complete,
     increments_from,
-    make_parser,
+    memory_from,
     setting_from,
 )
-from aanets_plugin.experiments.presets import Setting
 from aanets_plugin.experiments.results import PLAIN, Result, paired_table, results_table
+from aanets_plugin.experiments.saved_config import SOURCE, NamedOrder
 from aanets_plugin.experiments.settings import Memory
 from aanets_plugin.experiments.splits import PAPER_SEED, describe_increments, read_order
 from aanets_plugin.experiments.trackers import tracker_options
@@ -54,8 +58,9 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
 
     `command` is the command line, to be shown in the summary.
     """
+    saved = complete(args)
     check_options(args)
-    setting, aanets = setting_from(args, method), aanet_config_from(args)
+    setting, aanets = setting_from(args, method, saved), aanet_config_from(args, saved)
     method = setting.configured(method)
     names = [*(args.log_with or []), *(["tensorboard"] if args.tensorboard else [])]
     accelerator = _make_accelerator(
@@ -77,8 +82,7 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
         make_backbone = backbone_factory(setting.backbone, pretrained=args.pretrained)
     increments = increments_from(args, setting, data.classes)
     orders = _orders(data, args.order, increments)
-    per_class = setting.memory_per_class if args.memory_total is None else None
-    memory = Memory(per_class=per_class, total=args.memory_total, strict=args.strict_memory)
+    memory = memory_from(args, setting)
     arms = arms_of(method, aanets, fixed_alpha=args.fixed_alpha, upper_bound=args.upper_bound)
     default = Path("runs") / method.name
     output = _shared_output_folder(accelerator, args.output, default, args.resume)
@@ -100,6 +104,7 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
         notes=[about],
         class_names=data.class_names,
         keep_phases=args.keep_phases,
+        source=_source(args, setting, memory),
     )
     if accelerator.is_main_process:
         print(results_table(results, reported=method.predicts_by))
@@ -111,19 +116,39 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
     return results
 
 
-def _orders(data: Data, choices: Sequence[str], increments: Sequence[int]) -> dict[str, Any]:
+def _source(args: argparse.Namespace, setting: Setting, memory: Memory) -> dict[str, Any]:
+    """What the data and the network are made from, for --config."""
+    return {
+        **{name: getattr(args, name) for name in SOURCE},
+        "data": None if args.data is None else str(args.data.absolute()),
+        "backbone": setting.backbone,
+        "color_jitter": setting.color_jitter,
+        "memory": dataclasses.asdict(memory),
+    }
+
+
+def _orders(
+    data: Data, choices: Sequence[str | NamedOrder], increments: Sequence[int]
+) -> dict[str, Any]:
     """The scenarios of each class order. The name of the paper's is empty."""
     orders = {}
     for choice in choices:
-        name = "" if choice == str(PAPER_SEED) else f"order{Path(choice).stem}"
-        if name in orders:
-            raise ConfigurationError(f"--order {choice}: is given twice. Leave out one of them.")
         try:
-            order = read_order(choice, data.classes)
+            name, order = _named_order(choice, data.classes)
+            if name in orders:
+                raise ConfigurationError("is given twice. Leave out one of them.")
             orders[name] = scenarios(data, increments=increments, order=order)
         except ConfigurationError as error:
-            raise ConfigurationError(f"--order {choice}: {error}") from None
+            given = choice.name if isinstance(choice, NamedOrder) else choice
+            raise ConfigurationError(f"--order {given}: {error}") from None
     return orders
+
+
+def _named_order(choice: str | NamedOrder, classes: int) -> NamedOrder:
+    if isinstance(choice, NamedOrder):
+        return choice
+    name = "" if choice == str(PAPER_SEED) else f"order{Path(choice).stem}"
+    return NamedOrder(name, read_order(choice, classes))
 
 
 def _describe(data: Data, setting: Setting, memory: Memory, increments: Sequence[int]) -> str:

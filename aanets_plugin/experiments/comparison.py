@@ -157,7 +157,7 @@ def compare_orders(
             seed=seed,
             resume=resume,
             command=command,
-            **shared,
+            **_with_order(shared, order),
         )
         averages = ", ".join(
             f"{metrics[-1]['average']:.2f} by {text}"
@@ -178,6 +178,11 @@ def compare_orders(
 def run_name(arm: str, seed: int, order: str = "") -> str:
     """The name of a run's folder in the folder of a comparison."""
     return "-".join([arm, str(seed), *([order] if order else [])])
+
+
+def _with_order(options: dict[str, Any], order: str) -> dict[str, Any]:
+    source = options.get("source")
+    return options if source is None else {**options, "source": {**source, "order": order}}
 
 
 def _check(

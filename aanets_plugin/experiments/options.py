@@ -1,25 +1,21 @@
 """The options of the command line, their help and their checks."""
 
 import argparse
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import DEFAULTS, OFFICIAL_LOOPS, STEMS, AANetConfig
-from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.backbones import OUR_BACKBONES
 from aanets_plugin.experiments.datasets import DATASETS, IMAGE_SIZE
 from aanets_plugin.experiments.presets import (
     DATASET_SETTINGS,
     MOST_PHASES,
     PRESETS,
-    Setting,
-    setting,
 )
 from aanets_plugin.experiments.readers import SUBSETS
-from aanets_plugin.experiments.splits import PAPER_SEED, check_increments, check_split
+from aanets_plugin.experiments.splits import PAPER_SEED
 from aanets_plugin.experiments.trackers import TRACKERS
 
 AANET_OPTIONS = {
@@ -67,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser, method: str = "METHOD") -> None
 def _add_data_options(group: Any) -> None:
     add = group.add_argument
     number = partial(add, type=int, metavar="N")
-    add("--dataset", choices=DATASETS, default="digits", help="dataset; default: %(default)s")
+    add("--dataset", choices=DATASETS, help="dataset; default: digits")
     add("--data", type=Path, metavar="FOLDER", help="folder of the dataset; not for digits")
     number("--images-per-class", help="use only N training images of each class; default: all")
     add(
@@ -96,11 +92,10 @@ def _add_data_options(group: Any) -> None:
     add(
         "--order",
         nargs="+",
-        default=[str(PAPER_SEED)],
         metavar="ORDER",
         help="order of the classes: a seed that shuffles them, or a file with all of them as "
-        "numbers from 0; several orders are compared with each seed; default: %(default)s, the "
-        "paper's",
+        "numbers from 0; several orders are compared with each seed; default: "
+        f"{PAPER_SEED}, the paper's",
     )
     exclusive = group.add_mutually_exclusive_group()
     memory = _by_dataset("memory_per_class")
@@ -109,19 +104,26 @@ def _add_data_options(group: Any) -> None:
     number("--memory-total", help="exemplars kept of all classes together")
     add(
         "--strict-memory",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="count the additional parameters of AANets as memory and keep fewer exemplars (the "
         "paper's strict memory budget)",
     )
 
 
 def _add_comparison_options(group: Any) -> None:
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="start from the settings of a run: its config.json or its folder; explicit options "
+        "override them; the arms are those of the command line",
+    )
     switch = partial(group.add_argument, action="store_true")
     switch("--no-aanet", help="run the plain network only")
     switch("--fixed-alpha", help="also run AANets with α fixed at its initial weights")
     switch("--upper-bound", help="also run joint training on all data seen so far")
     seeds = partial(group.add_mutually_exclusive_group().add_argument, type=int, metavar="N")
-    seeds("--seed", default=0, help="random seed; default: %(default)s")
+    seeds("--seed", help="random seed; default: 0")
     seeds("--seeds", nargs="+", help="several seeds, with one run of each arm for each of them")
 
 
@@ -141,7 +143,8 @@ def _add_training_options(group: Any) -> None:
         help=f"{', '.join(OUR_BACKBONES)}, or the name of a torchvision or timm model "
         f"(torchvision:NAME or timm:NAME to say which); default: {_by_dataset('backbone')}",
     )
-    add("--pretrained", action="store_true", help="start from the published weights")
+    switch = partial(add, action=argparse.BooleanOptionalAction)
+    switch("--pretrained", help="start from the published weights")
     number("--epochs", help=f"epochs of each later phase; default: {_by_dataset('epochs')}")
     number(
         "--base-epochs",
@@ -252,17 +255,18 @@ def _add_output_options(group: Any, method: str) -> None:
     add(
         "--precision",
         choices=("no", "fp16", "bf16"),
-        default="no",
-        help="mixed precision; default: %(default)s",
+        help="mixed precision; default: no",
     )
-    add("--compile", action="store_true", help="compile the training step with torch.compile")
-    add(
-        "--no-channels-last",
-        dest="channels_last",
-        action="store_const",
-        const=False,
-        help="store images and kernels with the channels first, which is slower; the results are "
-        "the same up to rounding",
+    switch = partial(add, action=argparse.BooleanOptionalAction)
+    switch(
+        "--compile",
+        help="compile the training step with torch.compile, which takes a minute or two in each "
+        "phase and makes steps faster; default: no",
+    )
+    switch(
+        "--channels-last",
+        help="store images and kernels with the channels last, which is faster; the results are "
+        "the same up to rounding; default: if the network allows for it",
     )
     add(
         "--log-with",
@@ -292,68 +296,3 @@ def _by_dataset(field: str) -> str:
     if len(datasets) == 1:
         return next(iter(datasets))
     return ", ".join(f"{value} ({', '.join(names)})" for value, names in datasets.items())
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Check values and combinations that argparse cannot check."""
-    if args.no_aanet:
-        useless = [name for name in ("fixed_alpha", "strict_memory") if getattr(args, name)]
-        useless += [name for name in AANET_OPTIONS if getattr(args, name) is not None]
-        if useless:
-            flags = ", ".join("--" + name.replace("_", "-") for name in useless)
-            raise ConfigurationError(
-                f"--no-aanet: cannot be combined with {flags}. Leave out one or the other."
-            )
-    if args.imbalanced_alpha is not None and args.alpha_per_class is not None:
-        raise ConfigurationError(
-            f"--alpha-per-class {args.alpha_per_class}: cannot be combined with "
-            f"--imbalanced-alpha, which uses all samples. Leave out one or the other."
-        )
-    if args.alpha_lr is not None and not args.alpha_lr > 0:
-        raise ConfigurationError(
-            f"--alpha-lr {args.alpha_lr:g}: must be > 0. To compare with a fixed α, add "
-            f"--fixed-alpha."
-        )
-    if args.increments is not None:
-        others = [name for name in ("base_classes", "phases") if getattr(args, name) is not None]
-        if others:
-            flags = " and ".join("--" + name.replace("_", "-") for name in others)
-            raise ConfigurationError(
-                f"--increments {','.join(map(str, args.increments))}: cannot be combined with "
-                f"{flags}. Leave out one or the other."
-            )
-    seeds = args.seeds or [args.seed]
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ConfigurationError(
-            f"--seeds {' '.join(map(str, seeds))}: must be ≥ 0 and different from each other."
-        )
-    if args.workers is not None and args.workers < 0:
-        raise ConfigurationError(f"--workers {args.workers}: must be ≥ 0.")
-
-
-def setting_from(args: argparse.Namespace, method: Method) -> Setting:
-    """The settings of the dataset and preset for a method, overridden by explicit options."""
-    chosen = setting(args.dataset, args.preset, method).with_epochs(args.epochs, args.base_epochs)
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    names = ("batch_size", "lr", "workers", "channels_last")
-    training = {name: given[name] for name in names if name in given}
-    other = {name: given[name] for name in ("backbone", "memory_per_class") if name in given}
-    return replace(chosen, training=replace(chosen.training, **training), **other)
-
-
-def increments_from(args: argparse.Namespace, setting: Setting, classes: int) -> list[int]:
-    """The number of new classes in each phase."""
-    if args.increments is not None:
-        return check_increments(args.increments, classes)
-    base_classes, phases = setting.split(classes, args.base_classes, args.phases)
-    return check_split(classes, base_classes=base_classes, phases=phases)
-
-
-def aanet_config_from(args: argparse.Namespace) -> AANetConfig | None:
-    """The options of AANets; None with --no-aanet."""
-    if args.no_aanet:
-        return None
-    explicit = {field: getattr(args, name) for name, field in AANET_OPTIONS.items()}
-    if args.blocks is not None:
-        explicit["blocks"] = tuple(args.blocks.split("+"))
-    return AANetConfig(**{field: value for field, value in explicit.items() if value is not None})

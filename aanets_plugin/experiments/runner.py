@@ -186,15 +186,19 @@ class Run:
         done = len(self.state.rows)
         remaining = range(done, len(self.phases))
         for phase in (bar := self.trainer.bar(remaining, self.arm, "phase", done=done, leave=True)):
-            self._learn(phase)
-            if not self.method.keeps_all_data:
-                files = self.folder.path / "exemplars" / f"phase{phase}"
-                remember(self.state, self.trainer, self.phases, phase, files)
-                fine_tune(self.state, self.trainer, self.phases, phase)
-            self._measure(phase)
-            self._save(phase)
+            self.run_phase(phase)
             row = self.state.rows[-1]
             bar.set_postfix({rule: f"{row[rule]['all']:.1f}" for rule in RULES if rule in row})
+
+    def run_phase(self, phase: int) -> None:
+        """Train a phase after the ones before it, choose exemplars, measure and save."""
+        self._learn(phase)
+        if not self.method.keeps_all_data:
+            files = self.folder.path / "exemplars" / f"phase{phase}"
+            remember(self.state, self.trainer, self.phases, phase, files)
+            fine_tune(self.state, self.trainer, self.phases, phase)
+        self._measure(phase)
+        self._save(phase)
 
     @property
     def arm(self) -> str:

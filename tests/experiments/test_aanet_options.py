@@ -14,7 +14,8 @@ from aanets_plugin.baselines import LUCIR
 from aanets_plugin.config import DEFAULTS
 from aanets_plugin.experiments import AANets
 from aanets_plugin.experiments.cli import main
-from aanets_plugin.experiments.options import AANET_OPTIONS, aanet_config_from, make_parser
+from aanets_plugin.experiments.options import AANET_OPTIONS, make_parser
+from aanets_plugin.experiments.request import aanet_config_from
 from aanets_plugin.official import OfficialBilevel
 from tests.experiments.run_setup import TRAINING, saved, small_run
 

@@ -51,7 +51,7 @@ def test_every_option_of_a_command_is_explained(name, monkeypatch, capsys):
     [
         ("", "required: COMMAND"),
         ("walk", "invalid choice: 'walk'"),
-        ("run", "required: METHOD"),
+        ("run", "METHOD is missing. Pass one of icarl"),
         ("run lucid", "invalid choice: 'lucid'"),
         ("run lucir --phases 4", "aanets run: error: phases=4: must divide the 6 classes"),
     ],

@@ -14,15 +14,34 @@ import shlex
 import sys
 
 from aanets_plugin.baselines import METHODS
+from aanets_plugin.baselines.method import Method
+from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.cli import compare_as_asked
 from aanets_plugin.experiments.options import add_options
+from aanets_plugin.experiments.saved_config import SavedConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "aanets run METHOD [options]"
-    parser.add_argument("method", choices=METHODS, metavar="METHOD", help=", ".join(METHODS))
+    names = ", ".join(METHODS)
+    parser.add_argument(
+        "method",
+        nargs="?",
+        choices=METHODS,
+        metavar="METHOD",
+        help=f"{names}; with --config, default: the method of the run with its hyperparameters",
+    )
     add_options(parser)
 
 
 def execute(args: argparse.Namespace) -> None:
-    compare_as_asked(METHODS[args.method](), args, shlex.join(["aanets", *sys.argv[1:]]))
+    compare_as_asked(_method(args), args, shlex.join(["aanets", *sys.argv[1:]]))
+
+
+def _method(args: argparse.Namespace) -> Method:
+    saved = None if args.config is None else SavedConfig.read(args.config).method
+    if saved is not None and args.method in (None, saved.name):
+        return saved
+    if args.method is None:
+        raise ConfigurationError(f"METHOD is missing. Pass one of {', '.join(METHODS)}.")
+    return METHODS[args.method]()

@@ -1,0 +1,164 @@
+"""How long a complete incremental phase of a run takes, as a ratio to the plain network.
+
+python benchmarks/phase_speed.py
+python benchmarks/phase_speed.py --compile
+
+A phase is what the runner does in it: the epochs, the updates of α, herding, class means, measuring
+and saving. The proportions are those of CIFAR-100 with 50 classes first and then 10 in each phase:
+500 new images of a class, 20 exemplars of an old one and 100 test images become 50, 2 and 10.
+Images are random. The arms take turns. Time is the processor time of this process, which other
+processes on the machine change less than the time on the clock. Writes
+benchmarks/results/phase_speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from allocator import keep_memory
+from tqdm import tqdm
+
+from aanets_plugin.baselines import LUCIR, resnet32
+from aanets_plugin.experiments import AANets, Memory, Training, load_data, scenarios
+from aanets_plugin.experiments.runner import Run
+from aanets_plugin.experiments.trainer import default_accelerator
+
+BASE, NEW = 50, 10
+IMAGES, TEST_IMAGES, EXEMPLARS = 50, 10, 2
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "AANets": {"aanets": AANets()},
+    "AANets, fixed α": {"aanets": AANets(alpha_lr=0.0)},
+    "AANets, compiled": {"aanets": AANets(), "compiles": True},
+    "plain, compiled": {"compiles": True},
+}
+
+
+def phases(folder: Path) -> tuple[Any, Any]:
+    """Random images in the form of CIFAR-100."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", IMAGES), ("test", TEST_IMAGES)):
+        y = np.repeat(np.arange(BASE + NEW), count)
+        x = random.integers(0, 256, (len(y), 32, 32, 3), dtype=np.uint8)
+        np.savez(folder / f"{part}.npz", x=x, y=y)
+    return scenarios(load_data("cifar100", folder), increments=[BASE, NEW])
+
+
+def make_run(
+    data: tuple[Any, Any],
+    output: Path,
+    training: Training,
+    *,
+    compiles: bool = False,
+    **options: Any,
+) -> Run:
+    return Run(
+        *data,
+        resnet32,
+        LUCIR(),
+        output=output,
+        memory=Memory(per_class=EXEMPLARS),
+        training=training,
+        accelerator=default_accelerator(cpu=True, compiles=compiles),
+        progress=False,
+        **options,
+    )
+
+
+def start(data: tuple[Any, Any], folder: Path, training: Training, arm: str) -> Path:
+    """The folder of a run after its first phase."""
+    base = folder / "plain" if arm != "plain" else None
+    made = make_run(data, folder / arm, training, base=base, **ARMS[arm])
+    made.folder.write_config(made.config)
+    made.run_phase(0)
+    return folder / arm
+
+
+def seconds(data: tuple[Any, Any], started: Path, training: Training, arm: str) -> float:
+    """The processor time of the second phase."""
+    with tempfile.TemporaryDirectory() as temporary:
+        output = shutil.copytree(started, Path(temporary, "run"))
+        run = make_run(data, output, training, resume=True, **ARMS[arm])
+        begin = time.process_time()
+        run.run_phase(1)
+        return time.process_time() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="phases of each arm (5)")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of a phase (5)")
+    parser.add_argument("--compile", action="store_true", help="also measure compiled arms")
+    parser.add_argument("--no-channels-last", action="store_true", help="channels first")
+    here = Path(__file__).parent
+    parser.add_argument("--output", type=Path, default=here / "results/phase_speed.md")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    keep_memory()
+    arms = [arm for arm in ARMS if args.compile or "compiled" not in arm]
+    training = Training(
+        epochs=args.epochs,
+        base_epochs=1,
+        batch_size=64,
+        lr=0.01,
+        channels_last=not args.no_channels_last,
+    )
+    ratios: dict[str, list[float]] = {arm: [] for arm in arms}
+    plain = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        data = phases(folder)
+        started = {arm: start(data, folder, training, arm) for arm in arms}
+        for repeat in tqdm(range(-1, args.repeats)):  # the first round warms up
+            times = {arm: seconds(data, started[arm], training, arm) for arm in arms}
+            if repeat >= 0:
+                plain.append(times["plain"])
+                for arm, value in times.items():
+                    ratios[arm].append(value / times["plain"])
+    rows = [
+        f"| {arm} | {statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f}) |"
+        for arm, values in ratios.items()
+    ]
+    text = "\n".join(
+        [
+            "# Speed of a phase",
+            "",
+            "Processor time of a complete incremental phase of LUCIR (epochs, α, herding, means, "
+            "measuring, saving), as a ratio to the plain network's in the same round: median "
+            "(range) over rounds. Compiled arms include the time to compile, which a longer phase "
+            "spreads over more steps.",
+            "",
+            f"ResNet-32, {NEW} new classes with {IMAGES} images and {BASE} old ones with "
+            f"{EXEMPLARS} exemplars, batches of 64, {args.epochs} epochs, "
+            f"{(BASE + NEW) * TEST_IMAGES} test images. The plain phase took "
+            f"{statistics.median(plain):.1f} s.",
+            "",
+            f"`python {' '.join(['benchmarks/phase_speed.py', *sys.argv[1:]])}`: {args.repeats} "
+            f"rounds, one thread, seed 0, torch {torch.__version__.split('+')[0]}, "
+            f"Python {platform.python_version()}, CPU.",
+            "",
+            "| | phase |",
+            "|---|---|",
+            *rows,
+        ]
+    )
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
