@@ -4,9 +4,9 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
 
 
 def integer(value: Any) -> int | None:
@@ -51,6 +51,17 @@ def check_shapes(pattern: str, **tensors: Tensor) -> None:
             given = (f"{name} has the shape {tuple(t.shape)}" for name, t in tensors.items())
             wanted = (f"[{', '.join(names)}]" for names in parts)
             raise ConfigurationError(f"{', '.join(given)}: must be {' and '.join(wanted)}.")
+
+
+def require_whole(model: nn.Module, what: str) -> None:
+    """Check that no parameter is in shards on several processes (FSDP2)."""
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "full_tensor"):
+            raise UnsupportedModelError(
+                f"{what}: {name} is sharded by fully_shard. Gather the weights with "
+                f"torch.distributed.checkpoint.state_dict.get_model_state_dict, load them into a "
+                f"model that is not sharded, and pass that."
+            )
 
 
 def shorten(items: Iterable[Any], limit: int = 8) -> str:

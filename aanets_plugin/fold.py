@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from aanets_plugin.callable_module import call_as
+from aanets_plugin.checks import require_whole
 from aanets_plugin.errors import UnsupportedModelError
 from aanets_plugin.levels import Branches
 from aanets_plugin.scaling import release
@@ -25,6 +26,7 @@ def fold(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"model={model!r:.80}: must be a torch.nn.Module.")
+    require_whole(model, "fold")
     folded = copy.deepcopy(model).eval()
     release(folded, training=False)
     graphs = {parent: graph for parent in folded.modules() if (graph := _trace(parent))}

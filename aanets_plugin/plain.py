@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from aanets_plugin.checks import shorten
+from aanets_plugin.checks import require_whole, shorten
 from aanets_plugin.convert import (
     forget_conversion,
     freeze_base,
@@ -41,6 +41,7 @@ def load_plain_state_dict(
         >>> load_plain_state_dict(model, resnet20().state_dict())
     """
     require_converted(model, "load_plain_state_dict")
+    require_whole(model, "load_plain_state_dict")
     names = plain_names(model)
     own = model.state_dict()
     if any(names.get(key, key) != key for key in state):
@@ -84,6 +85,7 @@ def to_plain(model: Model, branch: str = "plastic") -> Model:
         'Sequential'
     """
     require_converted(model, "to_plain")
+    require_whole(model, "to_plain")
     if branch not in ("plastic", "stable"):
         raise ConfigurationError(f"branch={branch!r}: must be 'plastic' or 'stable'.")
     plain = copy.deepcopy(model)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aanets_plugin.checks import require_whole
 from aanets_plugin.convert import STEM_RULE, convert_to_aanet, require_converted, thaw_base
 from aanets_plugin.errors import AlreadyConvertedError, ConfigurationError
 from aanets_plugin.extras import needs
@@ -58,6 +59,7 @@ def save_aanet(
         model = load_aanet("model")
     """
     require_converted(model, "save_aanet")
+    require_whole(model, "save_aanet")
     safetensors = needs("safetensors.torch", "save")
     plain = to_plain(_skeleton(model))
     if network is None:

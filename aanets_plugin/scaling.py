@@ -57,16 +57,19 @@ class Scaled(FrozenParameters):
     @property
     def phi(self) -> Tensor:
         """φ = 1 + δ."""
-        phi = 1 + self.delta
-        return phi if torch.compiler.is_compiling() else phi.as_subclass(ReadOnly)
+        if torch.compiler.is_compiling():
+            return 1 + self.delta
+        return (1 + _whole(self.delta)).as_subclass(ReadOnly)
 
     @property
     def weight(self) -> Tensor:
-        product: Tensor = self._buffers["weight"] * (1 + self.delta)  # type: ignore[operator]
+        kernel: Tensor = self._buffers["weight"]  # type: ignore[assignment]
         if torch.compiler.is_compiling():
             # The layout that inductor would choose crashes the backward of convolutions on the CPU.
-            return product.contiguous()
-        return product if self._computes else product.as_subclass(ReadOnly)
+            return (kernel * (1 + self.delta)).contiguous()
+        if self._computes:
+            return kernel * (1 + self.delta)
+        return (kernel * (1 + _whole(self.delta))).as_subclass(ReadOnly)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -105,6 +108,12 @@ class Frozen(FrozenParameters):
 
     def train(self, mode: bool = True) -> Frozen:
         return super().train(False)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor, gathered from all processes if FSDP2 keeps it in shards between forwards."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def scale(tree: nn.Module) -> None:

@@ -5,7 +5,8 @@ python benchmarks/speed.py
 All arms take turns, repeat by repeat; a ratio is the median over repeats of an arm's time to the
 plain network's in the same repeat. Peak memory is that of one training step beyond what the process
 had before it, each arm in a process of its own. Writes the table to benchmarks/results/speed.md.
-The cost of AANetPlugin in Avalanche's loop is measured by benchmarks/plugin_speed.py.
+The cost of AANetPlugin in Avalanche's loop is measured by benchmarks/plugin_speed.py, torch.compile
+and ONNX Runtime by benchmarks/inference.py.
 """
 
 from __future__ import annotations
