@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import dataclasses
 import importlib
 import os
 import sys
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, Subset
 
+from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
 from aanets_plugin.exemplars import targets_of
 from aanets_plugin.levels import AdaptiveLevel, levels
@@ -233,11 +235,15 @@ def _split_options(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--aanets", action="append", default=[], metavar="name=value")
     parsed, rest = parser.parse_known_args(arguments)
+    known = [*(field.name for field in dataclasses.fields(AANetConfig)), "base_phase", "batch_size"]
     options = {}
     for pair in parsed.aanets:
         name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigurationError(f"--aanets {pair}: must be name=value, such as lr=0.1.")
+        if not equals or name not in known:
+            raise ConfigurationError(
+                f"--aanets {pair}: must be name=value, such as lr=0.1. The names are "
+                f"{', '.join(known)}."
+            )
         try:
             options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

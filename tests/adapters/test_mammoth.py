@@ -243,5 +243,6 @@ def test_options_of_the_command_line():
     options, rest = _split_options(arguments)
     assert options == {"lr": 0.1, "stem": "paired"}
     assert rest == ["--model", "er", "--seed", "1"]
-    with pytest.raises(ConfigurationError, match="must be name=value"):
-        _split_options(["--aanets", "lr"])
+    for wrong in ("lr", "learning_rate=0.1"):
+        with pytest.raises(ConfigurationError, match=rf"{wrong}: must be name=value.* lr, "):
+            _split_options(["--aanets", wrong])
