@@ -99,8 +99,9 @@ class MammothAdapter(HostAdapter):
         self.data: Any = None
         super().__init__(host, **options)
         self.keep_in_state_dict(host)
-        for level in levels(self.bilevel.model):
-            level.register_forward_hook(_aggregate_prerelu)
+        if hasattr(self.bilevel.model, "set_return_prerelu"):
+            for level in levels(self.bilevel.model):
+                level.register_forward_hook(_aggregate_prerelu)
 
     def begin_task(self, dataset: Any) -> None:
         if self.bilevel.in_phase:  # restored from a checkpoint that mammoth wrote inside a task
@@ -223,8 +224,9 @@ def main() -> None:
     get_model = models.get_model
 
     def get_model_with_aanets(args: argparse.Namespace, *rest: Any, **named: Any) -> Any:
-        args.aanets = options  # for mammoth's log and checkpoints
-        return with_aanets(get_model(args, *rest, **named), **options)
+        # mammoth logs its arguments and saves them in checkpoints, whose arguments are defaults.
+        args.aanets = {**getattr(args, "aanets", {}), **options}
+        return with_aanets(get_model(args, *rest, **named), **args.aanets)
 
     models.get_model = get_model_with_aanets
     importlib.import_module("main").main()
