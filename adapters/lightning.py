@@ -137,7 +137,7 @@ class AANetCallback(Callback):  # type: ignore[misc]
         self.bilevel.after_epoch(self.balanced)
         for name, level in named_levels(self.bilevel.model).items():
             if level.alpha is not None:
-                pl_module.log(f"alpha/{name}", level.alpha[0].item())
+                pl_module.log(f"alpha/{name}", level.alpha[0].item(), sync_dist=True)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         if not self._in_block:

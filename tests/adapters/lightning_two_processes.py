@@ -13,8 +13,18 @@ from aanets_plugin.adapters.lightning import AANetCallback
 from tests.adapters.test_lightning import Module, balanced, loader
 
 
+class Watched(Module):
+    """Adds up what it is trained on."""
+
+    total = 0.0
+
+    def training_step(self, batch, index):
+        self.total += float(batch[0].sum())
+        return super().training_step(batch, index)
+
+
 def main(folder: Path) -> None:
-    module, callback = Module(), AANetCallback(balanced=())
+    module, callback = Watched(), AANetCallback(balanced=())
     for task in range(2):
         callback.balanced = balanced(task)
         trainer = L.Trainer(
@@ -32,6 +42,7 @@ def main(folder: Path) -> None:
         trainer.fit(module, loader(task))
         rank = trainer.global_rank
     result = {
+        "data": module.total,
         "history": [record.weights for record in callback.bilevel.history],
         "alpha": [level.alpha.tolist() for level in levels(module)],
         "weights": [float(parameter.detach().sum()) for parameter in module.parameters()],

@@ -207,7 +207,7 @@ def test_there_is_no_history_before_the_first_fit():
         AANetCallback(balanced=()).bilevel  # noqa: B018
 
 
-def test_two_processes_have_the_same_alpha(tmp_path):
+def test_two_processes_with_different_data_have_the_same_alpha_and_parameters(tmp_path):
     script = Path(__file__).with_name("lightning_two_processes.py")
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
@@ -221,6 +221,8 @@ def test_two_processes_have_the_same_alpha(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first.pop("data") != second.pop("data")
     assert first == second
+    assert "sync_dist" not in done.stderr  # Lightning's warning about what is logged
     assert len(first["history"]) == 2 * 3
     assert all(weights != [0.5, 0.5] for weights in first["alpha"])
