@@ -137,7 +137,7 @@ def _candidates(plain: Any) -> Iterator[Recipe]:
 
 def _torchvision_names(module: str | None = None) -> list[str]:
     """The classification models of torchvision; those of one of its files, if it is named."""
-    from torchvision import models
+    models = import_module("torchvision.models")
 
     names = models.list_models(module=models)
     if module is None:

@@ -387,7 +387,9 @@ INSIDE_A_FUNCTION = {("aanets_plugin.bilevel", "aanets_plugin.official")}
 LOADS_BY_NAME = {
     "aanets_plugin.adapters.continuum",
     "aanets_plugin.experiments.command",
+    "aanets_plugin.extras",
     "aanets_plugin.lazy_names",
+    "aanets_plugin.recipes",
 }
 
 
