@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from aanets_plugin.checks import positive
 from aanets_plugin.levels import levels
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Attachment:
         if not self._counts(optimizer):
             return
         if callable(self.every):
-            self.every = self.every()
+            self.every = positive(self.every(), "every()")
         self.steps += 1
         if self.steps % self.every == 0:
             self.strategy.after_epoch(self.balanced_loader)

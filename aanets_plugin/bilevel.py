@@ -17,16 +17,22 @@ from os import PathLike
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from aanets_plugin.alpha_gradient import LossFunction, mean_gradients, unwrapped
 from aanets_plugin.alpha_step import NormalizedStep, PlainStep
 from aanets_plugin.attach import Attachment, LoaderSource, OptimizerChoice
-from aanets_plugin.config import DEFAULTS, AANetConfig
+from aanets_plugin.checks import integer, positive
+from aanets_plugin.config import DEFAULTS, AANetConfig, factor_of
 from aanets_plugin.convert import freeze_base, require_converted, thaw_base
-from aanets_plugin.default_loss import classes_of, cross_entropy
+from aanets_plugin.default_loss import check_strategy_options, classes_of, cross_entropy
+from aanets_plugin.divergence import check_finite_weights
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError, PhaseError
 from aanets_plugin.levels import levels, named_levels
+from aanets_plugin.parallel import WrapperCheck, check_same_weights
 from aanets_plugin.phi_warnings import warn_if_phi_is_absurd, warn_if_phi_never_moved
 from aanets_plugin.scaling import absorb
 
@@ -51,7 +57,8 @@ class BilevelStrategy:
     θ_base, or `freeze_base` was called, it stays as it is, and phase 0 is incremental.
 
     Args:
-        model: A converted model. DataParallel, DDP or torch.compile may wrap it.
+        model: A converted model. DataParallel, DDP or torch.compile may wrap it. A DDP must be made
+            after `begin_phase`, in each phase anew, because it does not learn of new parameters.
         lr: Step size of α. With `normalize` it is the length of the first step. 0 keeps α fixed,
             and the balanced data are not read.
         momentum: Momentum of the steps.
@@ -102,14 +109,24 @@ class BilevelStrategy:
     ) -> None:
         self.model = unwrapped(model)
         require_converted(self.model, "BilevelStrategy")
-        AANetConfig(lr=lr, momentum=momentum, max_batches=max_batches)  # checks the values
-        self.lr = lr
+        config = AANetConfig(
+            lr=lr,
+            momentum=momentum,
+            normalize=normalize,
+            schedule=schedule,
+            update_base=update_base,
+            max_batches=max_batches,
+        )
+        check_strategy_options(loss_fn, base_phase)
+        if integer(first_phase) is None:
+            raise ConfigurationError(f"first_phase={first_phase!r}: must be an integer.")
+        self.lr = config.lr
         self.loss_fn = loss_fn or self._cross_entropy
         self.base_phase = base_phase
         self.update_base = update_base
         self.schedule = schedule
-        self.max_batches = max_batches
-        self.step = (NormalizedStep if normalize else PlainStep)(momentum)
+        self.max_batches = config.max_batches
+        self.step = (NormalizedStep if normalize else PlainStep)(config.momentum)
         self.phase_index = first_phase - 1
         self.epoch = 0
         self.in_phase = False
@@ -118,6 +135,7 @@ class BilevelStrategy:
         self._phi_is_sane = True
         self._classes_by_phase: dict[int, set[int]] = {}
         self._attachment: Attachment | None = None
+        self._wrapper_check: RemovableHandle | None = None
         first = levels(self.model)[0]
         if base_phase and (first.from_conversion or not first.base_frozen):
             thaw_base(self.model)
@@ -151,6 +169,7 @@ class BilevelStrategy:
         self.in_phase = True
         self.step.begin_phase()
         self._phi_is_sane = True
+        self._watch_wrapper()
         self._phase_changed()
 
     @contextmanager
@@ -180,6 +199,8 @@ class BilevelStrategy:
         """
         self._require_phase("after_epoch")
         loss = None
+        if self.in_base_phase or not self.learns_alpha:  # otherwise the balanced loss shows it
+            check_finite_weights(self.model, self.phase_index, self.epoch)
         if self.in_base_phase:
             self._remember_classes(balanced_loader)
         else:
@@ -189,6 +210,7 @@ class BilevelStrategy:
                         f"after_epoch() in phase {self.phase_index} needs a balanced loader. Pass "
                         f"one over balanced_subset(new_data, exemplars)."
                     )
+                check_same_weights(self.model)
                 loss = self._update(self._batches(balanced_loader))
             for name, level in named_levels(self.model).items():
                 assert level.alpha is not None
@@ -218,6 +240,7 @@ class BilevelStrategy:
             if self.update_base:
                 absorb(self.model)
         self.in_phase = False
+        self._watch_wrapper()
         self._phase_changed()
 
     def cancel_phase(self) -> None:
@@ -226,7 +249,16 @@ class BilevelStrategy:
         self.detach()
         self.phase_index -= 1
         self.in_phase = False
+        self._watch_wrapper()
         self._phase_changed()
+
+    def _watch_wrapper(self) -> None:
+        """In a phase, let the forward of the model refuse an outdated DistributedDataParallel."""
+        if self._wrapper_check is not None:
+            self._wrapper_check.remove()
+            self._wrapper_check = None
+        if self.in_phase and dist.is_available() and dist.is_initialized():
+            self._wrapper_check = self.model.register_forward_pre_hook(WrapperCheck())
 
     def _phase_changed(self) -> None:
         """Called after a phase begins, ends or is restored. For subclasses."""
@@ -273,9 +305,16 @@ class BilevelStrategy:
         self._require_phase("attach")
         if self._attachment is not None:
             raise PhaseError("Already attached. Call detach() or leave the with block first.")
-        if not callable(every) and every < 1:
+        if not callable(every):
+            every = positive(every, "every")
+        if (
+            optimizer is not None
+            and not callable(optimizer)
+            and not isinstance(optimizer, Optimizer)
+        ):
             raise ConfigurationError(
-                f"every={every}: must be ≥ 1. Pass the number of optimizer steps per epoch."
+                f"optimizer={optimizer!r:.80}: must be a torch.optim.Optimizer, or a function "
+                f"that says whether the steps of an optimizer count."
             )
         self._attachment = Attachment(self, balanced_loader, every, optimizer)
         return self._attachment
@@ -323,6 +362,7 @@ class BilevelStrategy:
         if base_is_over and not levels(self.model)[0].base_frozen:
             freeze_base(self.model)
         self.step.load_state_dict(state["step"])
+        self._watch_wrapper()
         self._phase_changed()
         self.history = [
             AlphaRecord(**{**record, "weights": tuple(record["weights"])})
@@ -349,11 +389,16 @@ class BilevelStrategy:
     @property
     def current_lr(self) -> float:
         """The step size in this epoch."""
-        return self.lr * (self.schedule(self.epoch) if self.schedule else 1.0)
+        return self.lr * (factor_of(self.schedule, self.epoch) if self.schedule else 1.0)
 
     def _batches(self, balanced_loader: LoaderSource) -> Iterator[Any]:
         # A generator, because iter(DataLoader) draws from torch's random numbers.
         loader = balanced_loader() if callable(balanced_loader) else balanced_loader
+        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise ConfigurationError(
+                f"The balanced loader is a {type(loader).__name__}: must be a loader, a list of "
+                f"batches, or a function that returns one."
+            )
         self._remember_classes(loader)
         yield from itertools.islice(loader, self.max_batches)
 

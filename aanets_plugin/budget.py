@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from aanets_plugin.checks import check_module, integer, positive
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import Branches
 from aanets_plugin.modes import evaluating
@@ -52,8 +54,9 @@ def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) ->
     from torch.utils.flop_counter import FlopCounterMode  # slow to import, and used here alone
 
     shape = _checked_shape(input_shape)
-    if exemplars < 0:
-        raise ConfigurationError(f"exemplars={exemplars}: must be ≥ 0.")
+    check_module(model)
+    if (count := integer(exemplars)) is None or count < 0:
+        raise ConfigurationError(f"exemplars={exemplars!r}: must be an integer ≥ 0.")
     weights = _weights(model)
     like = next((w for w in weights if w.is_floating_point()), torch.zeros(0))
     x = torch.zeros(1, *shape, dtype=like.dtype, device=like.device)
@@ -64,12 +67,18 @@ def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) ->
         parameters=sum(w.numel() for w in weights),
         flops=counter.get_total_flops() // 2,  # torch counts a multiply-add as two
         parameter_bytes=_bytes(weights),
-        exemplar_bytes=exemplars * math.prod(shape),
+        exemplar_bytes=count * math.prod(shape),
     )
 
 
 def profile_table(profiles: Mapping[str, Profile]) -> str:
     """Return the profiles as a text table, one row per name."""
+    if not isinstance(profiles, Mapping) or not all(
+        isinstance(name, str) and isinstance(p, Profile) for name, p in profiles.items()
+    ):
+        raise ConfigurationError(
+            f"profiles={profiles!r:.80}: must be a dict from names to the results of profile()."
+        )
     rows = [("", "learnable", "parameters", "FLOPs", "memory")]
     for name, p in profiles.items():
         memory = f"{p.memory / MB:.2f}MB"
@@ -112,10 +121,8 @@ class MemoryBudget:
 
     def __post_init__(self) -> None:
         _checked_shape(self.input_shape)
-        if self.per_class < 1 or self.classes < 1:
-            raise ConfigurationError(
-                f"per_class={self.per_class}, classes={self.classes}: both must be ≥ 1."
-            )
+        positive(self.per_class, "per_class")
+        positive(self.classes, "classes")
 
     def exemplars_for(self, model: nn.Module) -> int:
         """Return the exemplars per class that remain with a converted model.
@@ -159,8 +166,9 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def _checked_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
-    shape = tuple(input_shape)
-    if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
+    sizes: Any = input_shape if isinstance(input_shape, (tuple, list)) else ()
+    shape = tuple(integer(size) or 0 for size in sizes)
+    if not shape or min(shape) < 1:
         raise ConfigurationError(
             f"input_shape={input_shape!r}: must be the shape of one input, such as (3, 32, 32)."
         )

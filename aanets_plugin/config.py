@@ -1,11 +1,10 @@
 """AANetConfig: every option of the architecture and of α, with its default and its check."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from aanets_plugin.checks import positive
+from aanets_plugin.checks import check_flags, check_function, in_range, positive, real
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.scaling import RULES
 
@@ -62,40 +61,45 @@ class AANetConfig:
     (Table 1, row 6); `per_class` has no effect then."""
 
     def __post_init__(self) -> None:
-        resolved: dict[str, Any] = {
-            "blocks": _checked_blocks(self.blocks),
-            "stages": None if self.stages is None else _checked_stages(self.stages),
-            "lr": (1e-8 if self.official else 0.03) if self.lr is None else self.lr,
-            "momentum": (0.9 if self.official else 0.0) if self.momentum is None else self.momentum,
-            "normalize": self.normalize and not self.official,
-            "official": "lucir" if self.official is True else self.official,
-        }
-        for name, value in resolved.items():
-            object.__setattr__(self, name, value)
-        if self.stem not in STEMS:
-            raise ConfigurationError(f"stem={self.stem!r}: must be {_either(STEMS)}.")
-        if self.alpha is not None:
-            object.__setattr__(self, "alpha", _checked_alpha(self.alpha, len(self.blocks)))
-        if not 0 <= self.lr < math.inf:
-            raise ConfigurationError(f"lr={self.lr}: must be ≥ 0 and finite.")
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(f"momentum={self.momentum}: must be ≥ 0 and < 1.")
-        if self.official is not False and self.official not in OFFICIAL_LOOPS:
+        check_flags(normalize=self.normalize, update_base=self.update_base, balanced=self.balanced)
+        if self.official is True:
+            object.__setattr__(self, "official", "lucir")
+        if self.official is not False and not _is_one_of(self.official, OFFICIAL_LOOPS):
             raise ConfigurationError(
                 f"official={self.official!r}: must be {_either(OFFICIAL_LOOPS)}, or False."
             )
-        if self.phi_decay is not None and not (self.official and 0 <= self.phi_decay < math.inf):
+        lr = (1e-8 if self.official else 0.03) if self.lr is None else self.lr
+        momentum = (0.9 if self.official else 0.0) if self.momentum is None else self.momentum
+        blocks = _checked_blocks(self.blocks)
+        resolved: dict[str, Any] = {
+            "blocks": blocks,
+            "stages": None if self.stages is None else _checked_stages(self.stages),
+            "alpha": None if self.alpha is None else _checked_alpha(self.alpha, len(blocks)),
+            "lr": in_range(lr, "lr", 0),
+            "momentum": in_range(momentum, "momentum", 0, 1),
+            "normalize": self.normalize and not self.official,
+        }
+        for name in ("max_batches", "per_class"):
+            value = getattr(self, name)
+            resolved[name] = None if value is None else positive(value, name)
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+        if not _is_one_of(self.stem, STEMS):
+            raise ConfigurationError(f"stem={self.stem!r}: must be {_either(STEMS)}.")
+        if self.phi_decay is not None:
+            in_range(self.phi_decay, "phi_decay", 0)
+            if not self.official:
+                raise ConfigurationError(
+                    f"phi_decay={self.phi_decay}: needs official. Leave it out, or pass "
+                    f"official='lucir'."
+                )
+        if self.official and len(blocks) != 2:
             raise ConfigurationError(
-                f"phi_decay={self.phi_decay}: must be ≥ 0 and finite, and needs official."
-            )
-        if self.official and len(self.blocks) != 2:
-            raise ConfigurationError(
-                f"blocks={self.blocks!r}: the official update needs two branches. Leave out "
+                f"blocks={blocks!r}: the official update needs two branches. Leave out "
                 f"official, or pass two blocks."
             )
-        for name in ("max_batches", "per_class"):
-            if getattr(self, name) is not None:
-                positive(getattr(self, name), name)
+        if self.schedule is not None:
+            factor_of(self.schedule, 0)
 
     @property
     def initial_alpha(self) -> tuple[float, ...]:
@@ -118,42 +122,71 @@ class AANetConfig:
         return {**options, "normalize": self.normalize}
 
 
-def _checked_blocks(blocks: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(blocks, str):
+def factor_of(schedule: Callable[[int], float], epoch: int) -> float:
+    """Return the factor on `lr` in this epoch."""
+    check_function(schedule, "schedule", "schedule(epoch)")
+    value: Any = schedule(epoch)
+    factor = real(value)
+    if factor is None or factor < 0:
         raise ConfigurationError(
-            f"blocks={blocks!r}: must have one entry per branch. Pass a tuple, such as "
+            f"schedule({epoch}) returns {value!r:.80}: must be a number ≥ 0 and finite."
+        )
+    return factor
+
+
+def _checked_blocks(blocks: Any) -> tuple[str, ...]:
+    given = _items(blocks)
+    if given is None:
+        raise ConfigurationError(
+            f"blocks={blocks!r:.80}: must have one entry per branch. Pass a tuple, such as "
             f"('all', 'scaling')."
         )
-    blocks = tuple(blocks)
-    unknown = [block for block in blocks if block not in RULES]
-    if unknown or not blocks:
-        what = f"{unknown[0]!r} is not a block type" if unknown else "there is no branch"
+    unknown = [block for block in given if not _is_one_of(block, RULES)]
+    if unknown or not given:
+        what = f"{unknown[0]!r:.80} is not a block type" if unknown else "there is no branch"
         raise ConfigurationError(
-            f"blocks={blocks!r}: {what}. Pass one entry per branch: {_either(RULES)}."
+            f"blocks={given!r:.200}: {what}. Pass one entry per branch: {_either(RULES)}."
         )
-    return blocks
+    return given
 
 
-def _checked_stages(stages: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(stages, str):
-        raise ConfigurationError(f"stages={stages!r}: must be a list. Pass [{stages!r}].")
-    if not stages:
+def _checked_stages(stages: Any) -> tuple[str, ...]:
+    given = _items(stages)
+    if given is None or not all(isinstance(name, str) for name in given):
+        hint = f" Pass [{stages!r}]." if isinstance(stages, str) else ""
+        raise ConfigurationError(f"stages={stages!r:.200}: must be a list of names.{hint}")
+    if not given:
         raise ConfigurationError(
             f"stages={stages!r}: must name at least one module. Leave it out to have the stages "
             f"found."
         )
-    return tuple(stages)
+    return given
 
 
-def _checked_alpha(alpha: Sequence[float], branches: int) -> tuple[float, ...]:
-    weights = tuple(float(weight) for weight in alpha)
-    in_range = all(0 <= weight <= 1 for weight in weights)
-    if len(weights) != branches or not in_range or abs(sum(weights) - 1) > 1e-6:
+def _checked_alpha(alpha: Any, branches: int) -> tuple[float, ...]:
+    weights = [real(weight) for weight in _items(alpha) or ()]
+    known = [weight for weight in weights if weight is not None and 0 <= weight <= 1]
+    if not len(known) == len(weights) == branches or abs(sum(known) - 1) > 1e-6:
+        total = f"; these sum to {sum(known):g}" if known and len(known) == len(weights) else ""
         raise ConfigurationError(
-            f"alpha={weights}: must be {branches} weights in [0, 1], one per branch, that sum to "
-            f"one; these sum to {sum(weights):g}."
+            f"alpha={alpha!r:.200}: must be {branches} weights in [0, 1], one per branch, that sum "
+            f"to one{total}."
         )
-    return weights
+    return tuple(known)
+
+
+def _items(value: Any) -> tuple[Any, ...] | None:
+    """The items of a list, tuple or the like; None for text and for what has no items."""
+    if isinstance(value, (str, bytes, bytearray, dict, set)) or not isinstance(value, Iterable):
+        return None
+    try:
+        return tuple(value)
+    except TypeError:  # an array without dimensions
+        return None
+
+
+def _is_one_of(value: Any, names: Sequence[str] | dict[str, Any]) -> bool:
+    return isinstance(value, str) and value in names
 
 
 def _either(names: Sequence[str] | dict[str, Any]) -> str:

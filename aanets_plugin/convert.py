@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from aanets_plugin.checks import check_module, require_whole
 from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.convertible import check_model, check_parts
 from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
@@ -118,6 +119,7 @@ def freeze_base(model: nn.Module) -> None:
     optimizer after this call.
     """
     require_converted(model, "freeze_base")
+    require_whole(model, "freeze_base")
     with undone_on_error(model, "frozen as a base"):
         thaw_base(model)
         for module in list(model.modules()):
@@ -133,6 +135,7 @@ def thaw_base(model: nn.Module) -> None:
     The stable branches are deleted. Build the optimizer after this call.
     """
     require_converted(model, "thaw_base")
+    require_whole(model, "thaw_base")
     with undone_on_error(model, "brought back to the base phase"):
         for module in list(model.modules()):
             if isinstance(module, Branches):
@@ -177,6 +180,8 @@ def _follow_checkpoint(trunk: nn.Module, state_dict: dict[str, Any], prefix: str
 
 
 def require_converted(model: nn.Module, what: str) -> None:
+    """Check that a model has adaptive levels."""
+    check_module(model)
     if not levels(model):
         raise UnsupportedModelError(
             f"{what}: {type(model).__name__} has no adaptive levels. Call convert_to_aanet(model) "

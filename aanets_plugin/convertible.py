@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aanets_plugin.checks import shorten
+from aanets_plugin.checks import check_module, require_whole, shorten
 from aanets_plugin.errors import AlreadyConvertedError, ConfigurationError, UnsupportedModelError
 from aanets_plugin.levels import levels
 from aanets_plugin.scaling import KERNEL_LAYERS, SCALING_NAMES
@@ -19,8 +19,7 @@ _COMPILED = "is compiled by torch.jit. Convert the model first, then compile it"
 
 def check_model(model: nn.Module, stages: Sequence[str] | None) -> list[str]:
     """Return the names of the stages to convert. Changes nothing."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model={model!r:.80}: must be a torch.nn.Module.")
+    check_module(model)
     if converted := levels(model):
         raise AlreadyConvertedError(
             f"{type(model).__name__} is converted already: its levels are "
@@ -34,6 +33,7 @@ def check_model(model: nn.Module, stages: Sequence[str] | None) -> list[str]:
             "The model is in DistributedDataParallel, which has registered its parameters. Convert "
             "the model first, then wrap it."
         )
+    require_whole(model, "convert_to_aanet")
     residual = find_stages(model)
     if stages is None:
         if not residual:

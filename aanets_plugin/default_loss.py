@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aanets_plugin.checks import check_flags, check_function
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import targets_of
 
@@ -69,6 +71,27 @@ def cross_entropy(
         unseen[classes[classes < outputs]] = False
         logits = logits.masked_fill(unseen.to(device), -torch.inf)
     return F.cross_entropy(logits, y.to(device, non_blocking=True))
+
+
+def check_strategy_options(loss_fn: Any, base_phase: Any) -> None:
+    """Check the options of a strategy that are not in `AANetConfig`.
+
+    A loss function must take a model and a batch.
+    """
+    check_flags(base_phase=base_phase)
+    check_function(loss_fn, "loss_fn", "loss_fn(model, batch)")
+    criterion = str(getattr(loss_fn, "__module__", "")).startswith("torch.nn.")
+    try:
+        inspect.signature(loss_fn).bind(None, None)
+    except TypeError:
+        criterion |= loss_fn is not None
+    except ValueError:  # a function without a signature
+        pass
+    if criterion:
+        raise ConfigurationError(
+            f"loss_fn={loss_fn!r:.80}: must be a function of a model and a batch, not of outputs "
+            f"and labels. {_WRITE_LOSS_FN}"
+        )
 
 
 def classes_of(loader: Any) -> Tensor | None:

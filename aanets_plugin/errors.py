@@ -12,6 +12,10 @@ class UnsupportedModelError(AANetError):
     """The operation does not work on this network."""
 
 
+class NotAModuleError(UnsupportedModelError, TypeError):
+    """The model is not a torch.nn.Module."""
+
+
 class AlreadyConvertedError(AANetError):
     """The network has adaptive levels already."""
 

@@ -106,6 +106,8 @@ def balanced_indices(
         per_class = positive(per_class, "per_class")
     if min_per_class is not None:
         min_per_class = positive(min_per_class, "min_per_class")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ConfigurationError(f"generator={generator!r:.80}: must be a torch.Generator.")
     if generator is None:
         generator = torch.Generator().manual_seed(torch.initial_seed())
     labels = targets_of(targets)
@@ -230,7 +232,7 @@ def integers(value: Any, name: str) -> torch.Tensor:
     else:
         try:
             vector = _tensor(value)
-        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             raise ConfigurationError(
                 f"{name} is a {type(value).__name__} that cannot be converted to integers "
                 f"({error}): {allowed}."

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from aanets_plugin.callable_module import call_as
+from aanets_plugin.checks import check_module
 from aanets_plugin.errors import UnsupportedModelError
 from aanets_plugin.nested import TENSORS, aggregate, map_tensors, same_form
 from aanets_plugin.scaling import RULES, release
@@ -267,6 +268,7 @@ def _clone(x: Any) -> Any:
 
 def levels(model: nn.Module) -> list[AdaptiveLevel]:
     """Return the adaptive levels of a model in forward order; empty for a plain model."""
+    check_module(model)
     return [module for module in model.modules() if isinstance(module, AdaptiveLevel)]
 
 

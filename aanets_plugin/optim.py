@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from aanets_plugin.checks import check_module, in_range
 from aanets_plugin.scaling import scaled_layers
 
 
@@ -24,10 +25,12 @@ def parameter_groups(
         [0.0005, 0.0]
         >>> optimizer = SGD(groups, momentum=0.9)
     """
+    check_module(model)
+    options: dict[str, Any] = {} if lr is None else {"lr": in_range(lr, "lr", 0)}
+    weight_decay = in_range(weight_decay, "weight_decay", 0)
     delta = [layer.delta for layer in scaled_layers(model) if layer.delta.requires_grad]
     known = set(map(id, delta))
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
-    options: dict[str, Any] = {} if lr is None else {"lr": lr}
     groups = [
         {"params": rest, "weight_decay": weight_decay, **options},
         {"params": delta, "weight_decay": 0.0, **options},

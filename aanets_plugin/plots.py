@@ -47,6 +47,12 @@ def plot_alpha(
             0.8.
         initial: α before the first update, where the curves start. Default: equal weights.
     """
+    if not isinstance(history, (list, tuple)) or not all(
+        hasattr(record, "weights") for record in history
+    ):
+        raise ConfigurationError(
+            f"history={history!r:.80}: must be the history of a BilevelStrategy, a list of records."
+        )
     if not history:
         raise ConfigurationError(
             "history is empty: α has not been updated yet. Train a phase first."

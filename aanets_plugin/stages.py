@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from aanets_plugin.additions import adds_tensors
+from aanets_plugin.checks import check_module
 
 
 def find_stages(model: nn.Module) -> list[str]:
@@ -22,6 +23,7 @@ def find_stages(model: nn.Module) -> list[str]:
         >>> find_stages(resnet18())
         ['layer1', 'layer2', 'layer3', 'layer4']
     """
+    check_module(model)
     path, parent = "", model
     while True:
         residual = _residual_children(parent)

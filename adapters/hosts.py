@@ -44,7 +44,7 @@ from aanets_plugin.attach import Attachment
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
-from aanets_plugin.default_loss import cross_entropy, logits_of
+from aanets_plugin.default_loss import check_strategy_options, cross_entropy, logits_of
 from aanets_plugin.errors import PhaseError, UnsupportedModelError
 from aanets_plugin.levels import levels
 
@@ -80,6 +80,7 @@ class HostAdapter:
     ) -> None:
         self.host = host
         config = AANetConfig(**options)
+        check_strategy_options(loss_fn, base_phase)
         self.samples = BalancedSamples(
             type(host).__name__, config.per_class, batch_size, balanced=config.balanced
         )

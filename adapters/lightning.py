@@ -26,6 +26,7 @@ from aanets_plugin.attach import LoaderSource
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
+from aanets_plugin.default_loss import check_strategy_options
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels, named_levels
 
@@ -60,6 +61,11 @@ class AANetCallback(Callback):  # type: ignore[misc]
         base_phase: bool = True,
         **options: Any,
     ) -> None:
+        check_strategy_options(loss_fn, base_phase)
+        if not isinstance(network, str):
+            raise ConfigurationError(
+                f"network={network!r:.80}: must be the name of the network in the module."
+            )
         self.balanced = balanced
         self.network = network
         self.loss_fn = loss_fn

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from aanets_plugin.checks import positive
 from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.exemplars import balanced_indices, balanced_subset, targets_of
 
@@ -36,7 +37,7 @@ class BalancedSamples:
         self.host = host
         self.per_class = per_class
         self.balanced = balanced
-        self.batch_size = batch_size
+        self.batch_size = positive(batch_size, "batch_size")
         self.seen: set[int] = set()
         self._seed = torch.initial_seed()
         self._data: Any = None

@@ -25,6 +25,7 @@ from aanets_plugin.baselines.lifecycle import (
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
+from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.channels_last import allows_channels_last
 from aanets_plugin.experiments.network_description import network_description
@@ -37,7 +38,7 @@ from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trackers import Trackers
 from aanets_plugin.experiments.trainer import Trainer, default_accelerator
-from aanets_plugin.levels import named_levels
+from aanets_plugin.levels import levels, named_levels
 
 
 def run(
@@ -129,6 +130,11 @@ class Run:
 
         seed_everything(seed)
         net = build_network(backbone, method, self.phases.increments[0], self.phases.input_shape)
+        if aanets is None and levels(net.backbone):
+            raise ConfigurationError(
+                "The backbone is converted, so a run without AANets would train an AANet. Pass a "
+                "plain backbone; the run converts it if it gets `aanets`."
+            )
         network = network_description(net.backbone, self.phases, class_names)
         memory = memory or Memory()
         converted = None

@@ -24,7 +24,7 @@ from aanets_plugin.baselines.lifecycle import (
 from aanets_plugin.baselines.method import Method, Output, Rule
 from aanets_plugin.baselines.network import feature_count
 from aanets_plugin.baselines.prediction import class_means, flips_horizontally, nearest_mean
-from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
 
 from .compat import repair_checkpoints
 from .herding import HerdedBuffer
@@ -200,6 +200,15 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
         super()._after_eval(**kwargs)
 
     # -- an experience ends ----------------------------------------------------------------------
+
+    def _after_training_epoch(self, **kwargs: Any) -> None:
+        if not self.loss.isfinite():
+            raise NonFiniteLossError(
+                f"The training loss is {self.loss.item()} in experience "
+                f"{self.experience.current_experience}, epoch {self.clock.train_exp_epochs}. Lower "
+                f"the learning rate."
+            )
+        super()._after_training_epoch(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
         """Store exemplars and fine-tune, before plugins evaluate or copy the network."""

@@ -14,6 +14,7 @@ from aanets_plugin.alpha_gradient import LossFunction, unwrapped
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import DEFAULTS, EXEMPLARS_PER_CLASS, AANetConfig
 from aanets_plugin.convert import convert_to_aanet
+from aanets_plugin.default_loss import check_strategy_options
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels
 
@@ -90,6 +91,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         super().__init__()
         names = [field.name for field in dataclasses.fields(AANetConfig)]
         self.config = AANetConfig(**{name: given[name] for name in names})
+        check_strategy_options(loss_fn, base_phase)
         self.base_phase = base_phase
         self.loss_fn = loss_fn
         self.balanced = BalancedData(storage_policy, per_class, batch_size, balanced)
@@ -122,6 +124,11 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
     def before_training(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Convert the model before the strategy or other plugins copy it."""
         check_strategy(strategy)
+        if sum(isinstance(plugin, AANetPlugin) for plugin in strategy.plugins) > 1:
+            raise ConfigurationError(
+                f"{type(strategy).__name__} has several AANetPlugins, which would all change α. "
+                f"Pass one."
+            )
         compat.prepare(strategy)  # each time, because a resumed run is a new process
         if self._bilevel is not None:
             return

@@ -10,7 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from aanets_plugin import PhaseError, UnsupportedModelError, levels
+from aanets_plugin import (
+    ConfigurationError,
+    NonFiniteLossError,
+    PhaseError,
+    UnsupportedModelError,
+    levels,
+)
 from aanets_plugin.adapters import hosts
 from aanets_plugin.adapters.hosts import HostAdapter
 from aanets_plugin.baselines import CifarResNet
@@ -119,3 +125,23 @@ def test_an_optimizer_from_before_the_conversion_trains_all_of_the_first_task():
         each.train_task(0)
     x = torch.randn(4, 3, 8, 8)
     assert torch.equal(plain.net.eval()(x), learner.net.eval()(x))
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_training_that_diverges_is_stopped(task):
+    learner = documented()(Learner())
+    for earlier in range(task):
+        learner.train_task(earlier)
+    learner.net.fc.weight.register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(NonFiniteLossError, match=rf"Phase {task}, epoch 0: .*ower the learning"):
+        learner.train_task(task)
+
+
+@pytest.mark.parametrize(
+    "options", [{"loss_fn": F.cross_entropy}, {"base_phase": 1}, {"batch_size": 0}, {"lr": "1"}]
+)
+def test_bad_options_are_refused_before_the_network_is_converted(options):
+    learner = Learner()
+    with pytest.raises(ConfigurationError, match=rf"^{next(iter(options))}="):
+        documented()(learner, **options)
+    assert not levels(learner.net)

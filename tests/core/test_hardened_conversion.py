@@ -242,11 +242,11 @@ def everything(model):
     modules = {}
     for name, module in model.named_modules(remove_duplicate=False):
         attributes = {
-            key: list(value.items()) if isinstance(value, dict) else value
+            key: [(k, id(v)) for k, v in value.items()] if isinstance(value, dict) else repr(value)
             for key, value in vars(module).items()
             if key not in ("_modules", "_c", "_concrete_type", "_python_modules", "_constants_set")
         }
-        modules[name] = (id(module), type(module), repr(attributes))
+        modules[name] = (id(module), type(module), attributes)
     tensors = {
         name: (id(tensor), tensor.requires_grad, tensor.detach().clone())
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]

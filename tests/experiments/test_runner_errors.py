@@ -9,7 +9,12 @@ import torch
 from continuum import ClassIncremental
 from torch import nn
 
-from aanets_plugin import ConfigurationError, NonFiniteLossError, UnsupportedModelError
+from aanets_plugin import (
+    ConfigurationError,
+    NonFiniteLossError,
+    UnsupportedModelError,
+    convert_to_aanet,
+)
 from aanets_plugin.baselines import LUCIR, Joint
 from aanets_plugin.config import EXEMPLARS_PER_CLASS
 from aanets_plugin.experiments import AANets, Memory, Training, run, scenarios
@@ -317,3 +322,12 @@ def test_a_loss_that_is_not_finite_leaves_the_state_before_it(tmp_path, finished
     assert all(torch.isfinite(value).all() for value in state["net"].values())
     assert torch.equal(state["net"]["backbone.conv1.weight"], base["net"]["backbone.conv1.weight"])
     assert saved(tmp_path / "run", "epoch")["phase"] == 0
+
+
+def test_a_converted_backbone_is_no_plain_arm(tmp_path):
+    refused(
+        tmp_path,
+        "The backbone is converted",
+        backbone=lambda *options: convert_to_aanet(network(*options)),
+        aanets=None,
+    )

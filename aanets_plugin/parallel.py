@@ -1,0 +1,59 @@
+"""Wrappers of torch.distributed, which must not be older than the parameters of the model.
+
+The end of the base phase adds parameters. A DistributedDataParallel from before does not know them,
+so that each rank would train its own.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from aanets_plugin.checks import is_sharded
+from aanets_plugin.errors import PhaseError
+
+_WRAP_AGAIN = (
+    "Wrap the model again in every phase: after begin_phase(), when the optimizer is built."
+)
+
+
+class WrapperCheck:
+    """Forward pre-hook of a model: refuses a DistributedDataParallel around other parameters."""
+
+    def __init__(self) -> None:
+        self.checked: int | None = None
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        wrapper: Any = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        if wrapper is None or id(wrapper) == self.checked:
+            return
+        known, ignored = wrapper._module_parameters, wrapper.parameters_to_ignore
+        now = [p for name, p in wrapper.module.named_parameters() if name not in ignored]
+        if set(map(id, known)) != set(map(id, now)):
+            raise PhaseError(
+                f"The DistributedDataParallel around the {type(module).__name__} is older than "
+                f"some of its parameters, which the ranks would train apart. {_WRAP_AGAIN}"
+            )
+        self.checked = id(wrapper)
+
+
+def check_same_weights(model: nn.Module) -> None:
+    """Check that all ranks have the same parameters."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    parameters = list(model.parameters())
+    if not parameters or any(map(is_sharded, parameters)):
+        return
+    with torch.no_grad():
+        sums = torch.stack([p.double().sum() for p in parameters])
+        bounds = torch.cat([sums, -sums])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    largest, smallest = bounds.chunk(2)
+    if not torch.equal(largest, -smallest):
+        raise PhaseError(
+            f"The ranks have different parameters of the {type(model).__name__}. {_WRAP_AGAIN}"
+        )
