@@ -86,7 +86,7 @@ def test_a_model_that_was_sharded_in_the_base_phase_is_refused_and_untouched(alo
     assert list(net.state_dict()) == names
     plain = InPlaceNet()
     fsdp.fully_shard(plain, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(UnsupportedModelError, match="convert_to_aanet: .* is sharded"):
+    with pytest.raises(UnsupportedModelError, match=r"convert_to_aanet: .* is sharded"):
         convert_to_aanet(plain)
 
 
