@@ -85,7 +85,10 @@ def to_svg(figure: Figure) -> str:
     with matplotlib.rc_context(_STYLE):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
-    return text[text.index("<svg") :].replace(INK, "currentColor")
+    text = text[text.index("<svg") :]
+    for dark in (INK, "#000000"):  # some texts are made with matplotlib's own colour
+        text = text.replace(dark, "currentColor")
+    return text
 
 
 def labelled_ticks(values: Sequence[int], most: int = 11) -> list[int]:

@@ -71,13 +71,14 @@ def prepare(setting: Setting, planned: Planned, base: Path | None = None) -> Run
         base=base,
         accelerator=default_accelerator(cpu=True, mixed_precision=setting.precision),
         progress=False,
+        report=False,
     )
 
 
 def do(setting: Setting, planned: Planned, base: Path | None) -> None:
     run = prepare(setting, planned, base)
     with keep_time(run.folder.path):
-        run.finish(report=False)
+        run.finish()
 
 
 # -- all runs ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 intransigence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean
 from typing import Any
@@ -37,6 +37,9 @@ class PhaseMetrics:
     forgetting: float | None
     """Best earlier accuracy on the classes of an earlier phase minus the current one, averaged over
     those phases (Chaudhry et al. 2018, Eq. 3); None in phase 0."""
+    confusion: list[list[int]] = field(default_factory=list)
+    """The number of samples by the phase of their class (row) and of the predicted class (column).
+    Empty in results of an earlier version."""
 
 
 def phase_metrics(
@@ -63,6 +66,7 @@ def phase_metrics(
     correct = predictions == labels
     ends = torch.tensor(list(accumulate(increments)))
     phases = torch.bucketize(labels, ends, right=True)
+    predicted = torch.bucketize(predictions.clamp(min=0), ends, right=True)
     count = torch.bincount(phases, minlength=len(increments)).tolist()
     hits = torch.bincount(phases[correct], minlength=len(increments)).tolist()
     if 0 in count:
@@ -84,6 +88,7 @@ def phase_metrics(
         by_phase=by_phase,
         average=fmean([*(metrics.all for metrics in earlier), overall]),
         forgetting=fmean(falls) if earlier else None,
+        confusion=_confusion(phases, predicted, len(increments)),
     )
 
 
@@ -101,6 +106,12 @@ def intransigence(
     """
     pairs = list(zip(phases, joint, strict=True))[1:]
     return fmean(best["new"] - own["new"] for own, best in pairs) if pairs else None
+
+
+def _confusion(phases: Tensor, predicted: Tensor, count: int) -> list[list[int]]:
+    known = predicted < count  # not so for a class that was not seen yet
+    pairs = torch.bincount(phases[known] * count + predicted[known], minlength=count**2)
+    return pairs.reshape(count, count).tolist()
 
 
 def _check(predictions: Tensor, labels: Tensor, increments: Sequence[int], earlier: Any) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from aanets_plugin.baselines.method import Rule
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.results import (
+    FIXED,
+    LEARNED,
     PLAIN,
     RULES,
     UPPER_BOUND,
@@ -19,16 +21,16 @@ from aanets_plugin.experiments.results import (
     half_interval,
     metrics_of,
 )
-from aanets_plugin.plot_style import MARKERS, OTHERS, labelled_ticks, new_figure, save
+from aanets_plugin.plot_style import INK, MARKERS, OTHERS, labelled_ticks, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = {
     PLAIN: "0.45",
-    UPPER_BOUND: "0.1",
-    "AANets, learned α": OTHERS[0],
-    "AANets, fixed α": OTHERS[1],
+    UPPER_BOUND: INK,
+    LEARNED: OTHERS[0],
+    FIXED: OTHERS[1],
 }
 """The arms that have the same colour in every figure."""
 MIN_SEEDS_FOR_BAND = 3
@@ -61,7 +63,7 @@ def plot_accuracy(
     figure, (axes,) = new_figure(6.4, 4.6)
     classes = results[0].classes
     step = min((b - a for a, b in itertools.pairwise(classes)), default=1)
-    other_colors = iter(OTHERS[2:] * len(arms))
+    colors = arm_colors(arms)
     seeds = set()
     for index, arm in enumerate(arms):
         runs = metrics_of(results, arm, rule)
@@ -69,7 +71,7 @@ def plot_accuracy(
         phases = list(zip(*([metrics["all"] for metrics in run] for run in runs), strict=True))
         means = [fmean(values) for values in phases]
         average = fmean(run[-1]["average"] for run in runs)
-        color = COLORS.get(arm) or next(other_colors)
+        color = colors[arm]
         places = [count + (index - (len(arms) - 1) / 2) * SHIFT * step for count in classes]
         if len(runs) >= MIN_SEEDS_FOR_BAND:
             half = [half_interval(values) for values in phases]
@@ -104,6 +106,12 @@ def plot_accuracy(
     if path is not None:
         save(figure, path)
     return figure
+
+
+def arm_colors(arms: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each arm. Those of the usual arms are the same in every figure."""
+    others = iter(OTHERS[2:] * len(arms))
+    return {arm: COLORS.get(arm) or next(others) for arm in arms}
 
 
 def _shown(seeds: int) -> str:

@@ -110,7 +110,7 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
         print(results_table(results, reported=method.predicts_by))
         if len(arms) > 1:
             print(paired_table(results, PLAIN, reported=method.predicts_by))
-        for name in ("accuracy.png", "alpha.png", "summary.md"):
+        for name in ("accuracy.png", "alpha.png", "summary.md", "report.html"):
             if (output / name).exists():
                 print(output / name)
     return results

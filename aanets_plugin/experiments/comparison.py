@@ -15,6 +15,7 @@ from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
+from aanets_plugin.experiments.report.page import write_page
 from aanets_plugin.experiments.results import RULES, UPPER_BOUND, Result, write_summary
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.runner import Run, run
@@ -86,7 +87,8 @@ def compare(
     Args:
         arms: the arms by name, as `arms_of` returns them.
         output: the folder of the comparison. Each run has a subfolder ARM-SEED. At the end the
-            folder gets `accuracy.png`, `alpha.png` (of the last seed) and `summary.md`.
+            folder gets `accuracy.png`, `alpha.png` (of the last seed), `summary.md` and
+            `report.html`.
         seeds: one run of each arm per seed.
         notes: lines for the summary.
         train, test, backbone, memory, training, resume, accelerator, tensorboard, progress,
@@ -168,6 +170,8 @@ def compare_orders(
         where = f"seed {seed}" + (f", {order}" if order else "")
         accelerator.print(f"{result.arm}, {where}: average {averages} ({seconds:.0f} s)\n")
         results.append(replace(result, order=order))
+        if accelerator.is_main_process:
+            RunFolder(folder).write_about(arm=result.arm, command=command, order=order)
     if accelerator.is_main_process:
         last = output / run_name(LEARNED, seeds[-1], list(orders)[-1])
         _report(results, arms[first].method, output, last, command, notes)
@@ -242,3 +246,4 @@ def _report(
         notes=notes,
         reported=rule,
     )
+    write_page(output)

@@ -94,6 +94,7 @@ class Plan:
                 cpu=self.device == "cpu", mixed_precision=self.precision
             ),
             progress=False,
+            report=False,
         )
 
     def job(self, folder: Path) -> Job:
@@ -115,4 +116,4 @@ def do(plan: Plan, folder: Path, base: Path | None) -> None:
     with filelock.FileLock(folder / "lock"):
         run = plan.prepare(folder, base)
         with keep_time(folder):
-            run.finish(report=False)
+            run.finish()

@@ -17,6 +17,8 @@ from aanets_plugin.files import write_text
 
 RULES: dict[Rule, str] = {"head": "head", "nearest_mean": "nearest mean"}
 PLAIN, UPPER_BOUND = "plain", "upper bound"
+LEARNED, FIXED = "AANets, learned α", "AANets, fixed α"
+"""The names of the arms in tables and figures."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,9 @@ def paired_table(
     for rule in _reported_first(reported):
         base = _averages(results, reference, rule)
         for arm in arms:
-            own = _averages(results, arm, rule)
-            if arm == reference or not own or not base:
+            if arm == reference or not _averages(results, arm, rule) or not base:
                 continue
-            differences = [own[key] - base[key] for key in sorted(own.keys() & base.keys())]
+            differences = gains(results, arm, reference, rule)
             gain = signed(fmean(differences)) if differences else "–"
             bold = rule == reported and differences
             rows.append(
@@ -165,6 +166,12 @@ def paired_table(
         "same seed: mean over seeds, and the 95% interval of the mean by Student's t."
     )
     return f"{_table(header, rows)}\n\n{caption}\n"
+
+
+def gains(results: Sequence[Result], arm: str, reference: str, rule: Rule) -> list[float]:
+    """The differences in average incremental accuracy to `reference`, one per seed in common."""
+    own, base = (_averages(results, name, rule) for name in (arm, reference))
+    return [own[key] - base[key] for key in sorted(own.keys() & base.keys())]
 
 
 def accuracy_table(results: Sequence[Result], *, rule: Rule = "head") -> str:

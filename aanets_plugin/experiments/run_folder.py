@@ -6,15 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from aanets_plugin.baselines.method import Rule
 from aanets_plugin.bilevel import AlphaRecord, BilevelStrategy
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments.accuracy_plot import plot_accuracy
-from aanets_plugin.experiments.results import Result, write_summary
 from aanets_plugin.files import write_text
-from aanets_plugin.levels import levels
-from aanets_plugin.plot_style import save
-from aanets_plugin.plots import plot_alpha
 
 BEFORE = {"channels_last": False, "compile": "no"}
 """What runs did before it was written to config.json."""
@@ -77,6 +71,11 @@ class RunFolder:
         text = json.dumps(network, indent=2, ensure_ascii=False) + "\n"
         write_text(self.path / "network.json", text)
 
+    def write_about(self, **about: str) -> None:
+        """Write what reports say of the run beside its settings: arm, command, class order."""
+        text = json.dumps(about, ensure_ascii=False)
+        write_text(self.path / "about.json", text + "\n")
+
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Write one line per phase."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -118,29 +117,6 @@ class RunFolder:
     def write_alpha(self, bilevel: BilevelStrategy | None) -> None:
         if bilevel is not None and bilevel.history:
             bilevel.to_csv(self.path / "alpha.csv")
-
-    def write_report(
-        self,
-        result: Result,
-        bilevel: BilevelStrategy | None,
-        *,
-        heading: str,
-        command: str,
-        reported: Rule,
-    ) -> None:
-        """Draw the plots and write the summary of a finished run."""
-        if bilevel is not None and bilevel.history:
-            start = levels(bilevel.model)[0].initial_alpha
-            save(plot_alpha(bilevel.history, initial=start), self.path / "alpha.png", ".pdf")
-        figure = plot_accuracy([result], rule=reported, title=heading)
-        save(figure, self.path / "accuracy.png", ".pdf")
-        write_summary(
-            self.path / "summary.md",
-            [result],
-            heading=heading,
-            command=command,
-            reported=reported,
-        )
 
 
 def describe_differences(saved: dict[str, Any], wanted: dict[str, Any], keys: Iterable[str]) -> str:

@@ -34,6 +34,7 @@ from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
 from aanets_plugin.experiments.run_config import base_config, exemplars_left, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
+from aanets_plugin.experiments.run_report import report_run
 from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trackers import Trackers
@@ -61,6 +62,7 @@ def run(
     class_names: Sequence[str] | None = None,
     keep_phases: bool = False,
     source: Mapping[str, Any] | None = None,
+    report: bool = True,
 ) -> Result:
     """Run a method through all phases of a scenario and return the measurements.
 
@@ -85,6 +87,7 @@ def run(
         class_names: the names of the dataset's classes by label, for `load_run`.
         keep_phases: keep the checkpoint of every phase, not of the last one alone.
         source: what the data and the network were made from, to be kept in `config.json`.
+        report: draw figures and write `summary.md` and `report.html` at the end.
 
     Example::
 
@@ -119,11 +122,13 @@ class Run:
         class_names: Sequence[str] | None = None,
         keep_phases: bool = False,
         source: Mapping[str, Any] | None = None,
+        report: bool = True,
     ) -> None:
         self.phases = Phases(train, test)
         self.method, self.aanets = method, aanets
         self.training = training or Training()
-        self.seed, self.command, self.keep_phases = seed, command, keep_phases
+        self.seed, self.command = seed, command
+        self.keep_phases, self.report = keep_phases, report
         self.accelerator = accelerator or default_accelerator()
         self.is_main = self.accelerator.is_main_process
         self.trainer = Trainer(self.accelerator, self.training, seed, progress)
@@ -168,7 +173,7 @@ class Run:
         self.trackers = Trackers(self.accelerator, tensorboard=tensorboard)
         net.to(self.accelerator.device)
 
-    def finish(self, *, report: bool = True) -> Result:
+    def finish(self) -> Result:
         """Run the remaining phases, write the report and return the measurements."""
         if self.is_main:
             self.folder.write_config(self.config)
@@ -180,12 +185,10 @@ class Run:
             finally:
                 self.trackers.finish()
         result = self.result
-        if self.is_main and report:
-            heading = f"{self.method.title}: {self.arm}, seed {self.seed}"
-            bilevel, rule = self.state.bilevel, self.method.predicts_by
-            self.folder.write_report(
-                result, bilevel, heading=heading, command=self.command, reported=rule
-            )
+        if self.is_main:
+            self.folder.write_about(arm=self.arm, command=self.command)
+            if self.report:
+                report_run(self.folder, result, self.state, self.phases, self.command)
         return result
 
     def _finish_phases(self) -> None:

@@ -32,7 +32,14 @@ def by_hand():
 
 def test_the_first_phase_has_no_old_classes_and_forgets_nothing(by_hand):
     assert by_hand[0] == PhaseMetrics(
-        all=75.0, old=None, new=75.0, base=75.0, by_phase=[75.0], average=75.0, forgetting=None
+        all=75.0,
+        old=None,
+        new=75.0,
+        base=75.0,
+        by_phase=[75.0],
+        average=75.0,
+        forgetting=None,
+        confusion=[[4]],
     )
 
 
@@ -104,6 +111,16 @@ def slow(predictions, targets, increments):
         "by_phase": [accuracy(now, group) for group in groups],
         "average": sum(overall) / len(overall),
         "forgetting": sum(falls) / len(falls) if falls else None,
+        "confusion": [
+            [
+                sum(
+                    t in own and p in other
+                    for p, t in zip(predictions[now], targets[now], strict=True)
+                )
+                for other in groups
+            ]
+            for own in groups
+        ],
     }
 
 
@@ -121,7 +138,10 @@ def test_metrics_agree_with_a_slow_loop(increments):
     for phase, given in enumerate(metrics):
         expected = slow(predictions, targets, increments[: phase + 1])
         for name, value in asdict(given).items():
-            assert value == pytest.approx(expected[name], abs=1e-9), (phase, name)
+            if name == "confusion":
+                assert value == expected[name]
+            else:
+                assert value == pytest.approx(expected[name], abs=1e-9), (phase, name)
     assert len({m.all for m in metrics}) == len(metrics), "the control: phases differ"
 
 

@@ -59,6 +59,7 @@ def small_run(output, method=None, *, data=None, backbone=network, split=None, *
     """A run that takes a few seconds; `split` are options of `scenarios`."""
     train, test = scenarios(data or digits(), **(split or {"base_classes": 6, "phases": 2}))
     options = {"memory": Memory(per_class=EXEMPLARS), "training": TRAINING, **options}
+    options.setdefault("report", False)  # it takes longer than the run
     return run(train, test, backbone, method or LUCIR(), output=output, progress=False, **options)
 
 

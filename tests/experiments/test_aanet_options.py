@@ -139,7 +139,7 @@ def test_a_resumed_run_is_bit_identical(options, run_with, tmp_path, monkeypatch
         patch.setattr(BilevelStrategy, "begin_phase", stop_in_the_second_phase)
         with pytest.raises(KeyboardInterrupt):
             small_run(part, **again)
-    assert not (part / "summary.md").exists()
+    assert not (part / "about.json").exists()
     small_run(part, resume=True, **again)
     for file in ("alpha.csv", "metrics.jsonl", "config.json"):
         assert (part / file).read_bytes() == (whole / file).read_bytes()

@@ -297,7 +297,8 @@ def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
     ]
     assert len({tuple(result.head[0].items()) for result in map(first_only, results)}) == 1
     out = tmp_path / "out"
-    names = {"accuracy.png", "accuracy.pdf", "alpha.png", "alpha.pdf", "summary.md"}
+    names = {"accuracy.png", "accuracy.pdf", "alpha.png", "alpha.pdf"}
+    names |= {"summary.md", "report.html"}
     runs = {"plain-0", "learned-0", "fixed-0", "joint-0"}
     assert {path.name for path in out.iterdir()} == names | runs
     assert list((out / "plain-0" / "tensorboard").iterdir())

@@ -136,7 +136,7 @@ def kill_at(moments, folder, name, start):
     states = []
     for what, moment in moments.items():
         assert killed(start(folder, name), moment()), f"over before: {what}"
-        assert not (folder / "summary.md").exists()
+        assert not (folder / "about.json").exists()
         states.append(state_of(folder))
     # A later epoch may have been saved before the signal came; none was ever lost.
     assert states == sorted(states, key=lambda state: [-1 if s is None else s for s in state])
@@ -207,7 +207,7 @@ def test_a_run_killed_after_any_time_ends_with_the_same_bytes(start, whole, tmp_
     wait = 0.5
     for _ in range(30):
         kills += killed(start(folder, "lucir"), after(wait * draw.uniform(0.2, 1)))
-        if (folder / "summary.md").exists():
+        if (folder / "about.json").exists():
             break
         wait *= 1.2  # at last it gets to the end, however slow the machine is
     else:

@@ -26,6 +26,8 @@ from tests.experiments.run_setup import (
 )
 
 RULES = {"head": "head", "nearest_mean": "nearest mean"}
+REPORTED = "lucir"
+"""The method whose runs have a report; those of the others are quicker without."""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,7 @@ def finished(tmp_path_factory):
         if (name, arm) not in runs:
             folder = root / f"{name}-{arm}"
             options = {"aanets": ARMS[arm], "command": f"run {name} {arm}"}
+            options["report"] = name == REPORTED
             runs[name, arm] = folder, small_run(folder, METHODS[name], **options)
         return runs[name, arm]
 
@@ -60,10 +63,16 @@ def alphas(folder):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_writes_all_files_of_its_folder(name, arm, finished):
     folder, _ = finished(name, arm)
-    expected = {"config.json", "metrics.jsonl", "summary.md", "checkpoint"}
-    expected |= {"accuracy.png", "accuracy.pdf"}
+    expected = {"config.json", "network.json", "metrics.jsonl", "about.json", "checkpoint"}
     if arm == "aanets":
-        expected |= {"alpha.csv", "alpha.png", "alpha.pdf"}
+        expected.add("alpha.csv")
+    if name == REPORTED:
+        expected |= {"summary.md", "report.html", "cost.json", "accuracy.png", "accuracy.pdf"}
+        if arm == "aanets":
+            expected |= {"alpha.png", "alpha.pdf", "branches.json", "examples.npz", "grad_cam.png"}
+        summary = (folder / "summary.md").read_text(encoding="utf-8")
+        assert f"run {name} {arm}" in summary
+        assert ("alpha.png" in summary) == (arm == "aanets")
     assert {path.name for path in folder.iterdir()} == expected
     files = {path.name for path in (folder / "checkpoint").iterdir()}
     assert files == {"phase.pt", "epoch.pt", "base.pt"}
@@ -71,9 +80,6 @@ def test_a_run_writes_all_files_of_its_folder(name, arm, finished):
     assert config["method"] == METHODS[name].settings()
     assert config["data"]["increments"] == INCREMENTS
     assert (config["aanets"] is None) == (arm == "plain")
-    summary = (folder / "summary.md").read_text(encoding="utf-8")
-    assert f"run {name} {arm}" in summary
-    assert ("alpha.png" in summary) == (arm == "aanets")
     for picture in folder.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
 

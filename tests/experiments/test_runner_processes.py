@@ -95,11 +95,8 @@ def test_the_run_ends_and_its_folder_is_written_once(root, name):
     for each in held(root, name):
         assert each["result"] == [row["head"] for row in rows]
     names = {path.name for path in (root / name).iterdir()}
-    files = {"config.json", "metrics.jsonl", "summary.md", "alpha.csv"}
-    figures = {
-        f"{figure}.{suffix}" for figure in ("accuracy", "alpha") for suffix in ("png", "pdf")
-    }
-    assert names == files | figures | {"checkpoint"}
+    files = {"config.json", "network.json", "metrics.jsonl", "about.json", "alpha.csv"}
+    assert names == files | {"checkpoint"}
     lines = (root / name / "alpha.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1 + 2 * 3
 
