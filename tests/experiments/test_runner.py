@@ -63,7 +63,8 @@ def alphas(folder):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_writes_all_files_of_its_folder(name, arm, finished):
     folder, _ = finished(name, arm)
-    expected = {"config.json", "network.json", "metrics.jsonl", "about.json", "checkpoint"}
+    expected = {"config.json", "network.json", "metrics.jsonl", "about.json", "status.json"}
+    expected.add("checkpoint")
     if arm == "aanets":
         expected.add("alpha.csv")
     if name == REPORTED:
