@@ -13,6 +13,7 @@ from aanets_plugin.config import DEFAULTS, AANetConfig
 from aanets_plugin.convertible import check_model, check_parts
 from aanets_plugin.errors import ConfigurationError, UnsupportedModelError
 from aanets_plugin.levels import AdaptiveLevel, Branches, PairedStem, levels, move_hooks
+from aanets_plugin.paired import check_paired_stem
 from aanets_plugin.scaling import RULES, release
 from aanets_plugin.stages import common_parent, find_stem
 from aanets_plugin.undo import undone_on_error
@@ -59,6 +60,8 @@ def convert_to_aanet(
     stem_names = find_stem(model, names[0])
     stem_blocks = {"stable": blocks[-1:], "plastic": ("all",), "paired": blocks}[stem]
     check_parts(model, {**dict.fromkeys(stem_names, stem_blocks), **dict.fromkeys(names, blocks)})
+    if stem == "paired" and stem_names:
+        check_paired_stem(model, stem_names, names[0])
     with undone_on_error(model, "converted"):
         paired = stem_names if stem == "paired" else []
         parts: list[Branches] = [

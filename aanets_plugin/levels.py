@@ -226,6 +226,30 @@ class AdaptiveLevel(Branches):
     def __iter__(self) -> Iterator[nn.Module]:
         return iter((self,))
 
+    def __len__(self) -> int:
+        raise TypeError(
+            f"len({self.name}): a level has no length, because its blocks are not called one by "
+            f"one. Call the level, iterate over it, or use len({self.name}.plastic)."
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            branches = self.__dict__.get("_modules", {}).get("branches")
+            if not branches or name.startswith("_") or not hasattr(branches[0], name):
+                raise
+        value = getattr(branches[0], name)
+        if callable(value) or isinstance(value, Tensor):
+            raise AttributeError(
+                f"{self.name}.{name} is in each branch, and using one of them would leave out the "
+                f"others. Call the level, or use {self.name}.plastic.{name}."
+            )
+        return value  # a number or a flag that the host reads from its stage
+
     def __setattr__(self, name: str, value: Any) -> None:
         # A flag that a host sets on its stages (timm's `grad_checkpointing`) goes to the branches.
         branches = self.__dict__.get("_modules", {}).get("branches")

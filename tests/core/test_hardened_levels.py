@@ -9,8 +9,10 @@ import dataclasses
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils import prune
 
 from aanets_plugin import (
+    BilevelStrategy,
     UnsupportedModelError,
     convert_to_aanet,
     freeze_base,
@@ -18,7 +20,7 @@ from aanets_plugin import (
     thaw_base,
     to_plain,
 )
-from tests.core.hosts_setup import DEFAULT, KINDS, converted, every_kind, images, vary
+from tests.core.hosts_setup import DEFAULT, KINDS, converted, every_kind, images, learn, vary
 from tests.networks import Block, relative_error, shake
 
 # torch.fx
@@ -275,3 +277,110 @@ def test_a_hook_inside_a_stage_acts_on_each_branch_and_goes_from_all():
     other = net.stage.plastic[0].conv_b.register_forward_hook(lambda *_: None)
     assert not copy.deepcopy(net).stage.stable[0].bn_b._forward_hooks
     other.remove()
+
+
+# What a host reads from a stage
+
+
+def test_a_level_has_the_numbers_of_its_stage_and_refuses_its_methods():
+    class Known(Stage):
+        def __init__(self):
+            super().__init__()
+            self.channels, self.mode = 4, "fast"
+
+        def half_of_it(self, x):
+            return self.block.conv_a(x)
+
+    net = convert_to_aanet(Caller(Known()), stages=["stage"])
+    assert (net.stage.channels, net.stage.mode) == (4, "fast")
+    for name in ("half_of_it", "block"):
+        with pytest.raises(AttributeError, match=rf"stage\.{name} is in each branch.*plastic"):
+            getattr(net.stage, name)
+    with pytest.raises(AttributeError, match="no attribute 'unknown'"):
+        _ = net.stage.unknown
+
+
+def test_a_level_has_no_length_and_is_true():
+    level = levels(converted(row_of_stages, **DEFAULT))[0]
+    with pytest.raises(TypeError, match=r"len\(layer1\): .*len\(layer1\.plastic\)"):
+        len(level)
+    assert level
+    assert list(level) == [level]
+
+
+# Paired stems
+
+
+class TwiceCalled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.layer1 = nn.Conv2d(3, 4, 3, 1, 1), nn.Sequential(Block(4, 4))
+
+    def forward(self, x):
+        return self.layer1(self.layer1(self.conv1(x)))
+
+
+class GivesStem(TwiceCalled):
+    def forward(self, x):
+        x = torch.relu(self.conv1(x))
+        return [x, self.layer1(x)]
+
+
+class AddsStem(TwiceCalled):
+    def forward(self, x):
+        x = self.conv1(x)
+        return self.layer1(x) + x
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (TwiceCalled, "layer1 is called 2 times"),
+        (GivesStem, "gives out what its stem"),
+        (AddsStem, "gives out what its stem"),
+    ],
+)
+def test_a_stem_that_cannot_be_paired_is_refused_and_can_be_shared(make, text):
+    net, x = shake(make()).eval(), images()
+    expected = net(x)
+    with pytest.raises(UnsupportedModelError, match=text):
+        convert_to_aanet(net, stages=["layer1"], stem="paired")
+    assert not levels(net)
+    convert_to_aanet(net, stages=["layer1"])
+    assert relative_error(net(x), expected) < 1e-5
+
+
+def test_the_feature_maps_of_timm_are_paired_only_without_those_of_the_stem():
+    timm = pytest.importorskip("timm")
+    make = lambda **options: timm.create_model("test_resnet", features_only=True, **options)  # noqa: E731
+    with pytest.raises(UnsupportedModelError, match="gives out what its stem"):
+        convert_to_aanet(make(), stem="paired")
+    net, x = shake(make(out_indices=(1, 2))).eval(), images(2)
+    expected = net(x)
+    assert relative_error(convert_to_aanet(net, stem="paired")(x), expected) < 1e-5
+
+
+# Weights that are computed
+
+
+COMPUTED = {
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "spectral_norm": nn.utils.parametrizations.spectral_norm,
+    "pruning": lambda conv: prune.l1_unstructured(conv, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_computed_weights_work_in_blocks_without_scaling_through_the_phases(kind):
+    net, x = row_of_stages(), images()
+    COMPUTED[kind](net.layer2[0].conv_b)
+    with pytest.raises(UnsupportedModelError, match=r"layer2\.0\.conv_b .* blocks without"):
+        convert_to_aanet(net)
+    expected = net.eval()(x)
+    bilevel = BilevelStrategy(convert_to_aanet(net, blocks=("all", "frozen")))
+    assert relative_error(net(x), expected) < 1e-5
+    for _ in range(2):
+        with bilevel.phase():
+            learn(net.train(), x)
+            trained = net.eval()(x)
+        assert relative_error(net(x), trained) < 1e-5
