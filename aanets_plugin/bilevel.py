@@ -345,7 +345,7 @@ class BilevelStrategy:
             "epoch": self.epoch,
             "in_phase": self.in_phase,
             "step": self.step.state_dict(),
-            "history": [dataclasses.asdict(record) for record in self.history],
+            "history": [dict(vars(record)) for record in self.history],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from pathlib import Path
+import os
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,8 @@ class Phases:
         for scenario in self.scenarios:
             x, y, _ = scenario[:].get_raw_samples()
             if x.dtype.kind in "UO":
-                digest.update("\n".join("/".join(Path(p).parts[-2:]) for p in x).encode())
+                names = ("/".join(path.rsplit(os.sep, 2)[-2:]) for path in x.tolist())
+                digest.update("\n".join(names).encode())
             else:
                 digest.update(x.tobytes())
             digest.update(y.astype(np.int64).tobytes())

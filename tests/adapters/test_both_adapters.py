@@ -23,7 +23,8 @@ from aanets_plugin import baselines
 from aanets_plugin.adapters.avalanche import LUCIR, AANetPlugin, incremental
 from aanets_plugin.adapters.continuum.memory import with_samples
 from aanets_plugin.baselines.lifecycle import MethodLoss
-from aanets_plugin.experiments import AANets, Memory, runner, scenarios
+from aanets_plugin.experiments import AANets, Memory, phase_end, scenarios
+from aanets_plugin.experiments.phase_end import remember
 from aanets_plugin.experiments.runner import Run
 from tests.adapters import avalanche_setup
 from tests.experiments.run_setup import TRAINING, digits, network, unaugmented
@@ -108,14 +109,14 @@ def test_the_loss_of_the_first_incremental_batch(aanets, batches, tmp_path):
         baselines.LUCIR(),
         aanets=AANets() if aanets else None,
         memory=Memory(per_class=5),
-        training=TRAINING,
+        training=dataclasses.replace(TRAINING, channels_last=False),  # as in Avalanche
         output=tmp_path,
         progress=False,
     )
     state = trained_base(benchmark, []).model.state_dict()
     run.base = {name: value for name, value in state.items() if name != "columns"}
     run._learn(0)
-    run._remember(0)
+    remember(run.state, run.trainer, run.phases, 0, tmp_path)
     assert not batches, "the base is not trained again"
     run._learn(1)
     x, y, loss, head = batches[0]
@@ -188,7 +189,7 @@ def test_nearest_means_use_mirrored_exemplars_if_training_mirrors(
         calls.append(features)
         return baselines.class_means(*features)
 
-    for module in (runner, incremental):
+    for module in (phase_end, incremental):
         monkeypatch.setattr(module, "class_means", noted)
     net, exemplars = means_of(tmp_path, [RandomHorizontalFlip()] if flips else [])
 
