@@ -6,7 +6,7 @@ All arms take turns, repeat by repeat; a ratio is the median over repeats of an 
 plain network's in the same repeat. Peak memory is that of one training step beyond what the process
 had before it, each arm in a process of its own. Writes the table to benchmarks/results/speed.md.
 The cost of AANetPlugin in Avalanche's loop is measured by benchmarks/plugin_speed.py, torch.compile
-and ONNX Runtime by benchmarks/inference.py.
+and ONNX Runtime by benchmarks/inference.py, a complete phase of a run by benchmarks/phase_speed.py.
 """
 
 from __future__ import annotations
