@@ -22,7 +22,7 @@ from aanets_plugin.baselines import (
 )
 from aanets_plugin.baselines.network import without_head
 from tests.core.hosts_setup import changed, converted, images, snapshot, vary
-from tests.networks import HeadOverDictNet, relative_error, resnet18, tensors
+from tests.networks import HeadOverDictNet, relative_error, tensors
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
@@ -43,13 +43,19 @@ def method_net():
     return vary(net)
 
 
+def torchvision_net():
+    """torchvision's ResNet with one block per stage."""
+    resnet = pytest.importorskip("torchvision").models.resnet
+    return resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
+
+
 EXPORTED = {
     "ours": method_net,
     "dict": lambda: converted(HeadOverDictNet, blocks=("all", "scaling", "frozen")),
     "timm": lambda: converted(
         lambda: pytest.importorskip("timm").create_model("test_resnet", num_classes=5)
     ),
-    "torchvision": lambda: converted(lambda: resnet18(num_classes=5)),
+    "torchvision": lambda: converted(torchvision_net),
 }
 
 
