@@ -14,6 +14,7 @@ from aanets_plugin.baselines.heads import CosineMethod
 from aanets_plugin.baselines.method import Output, Rule
 from aanets_plugin.checks import check_shapes
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.field_checks import Positive, PositiveOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +29,8 @@ class ICaRL(CosineMethod):
     title: ClassVar[str] = "iCaRL"
     predicts_by: ClassVar[Rule] = "nearest_mean"
 
-    temperature: float = 2.0
-    beta: float = 0.25
+    temperature: Positive = 2.0
+    beta: PositiveOrZero = 0.25
     imprint: bool = False
 
     @property

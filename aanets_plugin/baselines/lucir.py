@@ -12,6 +12,7 @@ from aanets_plugin.baselines.method import Output
 from aanets_plugin.baselines.precision import at_least_float32
 from aanets_plugin.checks import check_shapes, positive
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.field_checks import Count, PositiveOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +23,10 @@ class LUCIR(CosineMethod):
     title: ClassVar[str] = "LUCIR"
     imprints = True
 
-    base: float = 5.0
-    k: int = 2
-    margin: float = 0.5
-    ranking_weight: float = 1.0
+    base: PositiveOrZero = 5.0
+    k: Count = 2
+    margin: PositiveOrZero = 0.5
+    ranking_weight: PositiveOrZero = 1.0
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
         return lucir_loss(

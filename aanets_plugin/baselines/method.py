@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from aanets_plugin.baselines.feature_maps import stage_maps
+from aanets_plugin.field_checks import Count, Positive, check_fields
 
 if TYPE_CHECKING:
     from aanets_plugin.baselines.network import IncrementalNet
@@ -44,13 +45,19 @@ class Output:
 class FineTuning:
     """Settings of the fine-tuning of the head on exemplars at the end of a phase."""
 
-    epochs: int
-    lr: float
+    epochs: Count
+    lr: Positive
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Base class of the methods. The dataclass fields of a subclass are its hyperparameters."""
+    """Base class of the methods. The dataclass fields of a subclass are its hyperparameters.
+
+    They are checked when a method is made: see `check_fields`.
+    """
 
     name: ClassVar[str]
     """The name in commands, folders and files."""
@@ -68,6 +75,9 @@ class Method:
     """Whether the loss compares the feature maps of the stages."""
     learns_exemplars: ClassVar[bool] = False
     """Whether `refine` is called on the herded exemplars."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def imprints(self) -> bool:

@@ -34,6 +34,7 @@ from aanets_plugin.checks import check_positive
 from aanets_plugin.default_loss import logits_of
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.exemplars import permutation
+from aanets_plugin.field_checks import Count, CountOrZero, Positive
 from aanets_plugin.modes import evaluating
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -52,13 +53,13 @@ class Mnemonics(LUCIR):
     title: ClassVar[str] = "Mnemonics"
     learns_exemplars: ClassVar[bool] = True
 
-    refine_steps: int = 20
-    refine_lr: float = 2e-3
-    inner_lr: float = 1.0
-    inner_steps: int = 5
-    refine_batch: int = 100
-    finetune_epochs: int = 10
-    finetune_lr: float = 0.05
+    refine_steps: Count = 20
+    refine_lr: Positive = 2e-3
+    inner_lr: Positive = 1.0
+    inner_steps: Count = 5
+    refine_batch: Count = 100
+    finetune_epochs: CountOrZero = 10
+    finetune_lr: Positive = 0.05
 
     @property
     def fine_tuning(self) -> FineTuning | None:

@@ -18,6 +18,7 @@ from aanets_plugin.baselines.method import FineTuning, Method, Output
 from aanets_plugin.baselines.precision import at_least_float32, cosines
 from aanets_plugin.checks import check_shapes, positive
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.field_checks import Count, CountOrZero, Positive, PositiveOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +32,11 @@ class PODNet(Method):
     needs_maps: ClassVar[bool] = True
     schedule: ClassVar[str] = "cosine"
 
-    spatial_weight: float = 3.0
-    flat_weight: float = 1.0
-    proxies: int = 10
-    finetune_epochs: int = 20
-    finetune_lr: float = 0.05
+    spatial_weight: PositiveOrZero = 3.0
+    flat_weight: PositiveOrZero = 1.0
+    proxies: Count = 10
+    finetune_epochs: CountOrZero = 20
+    finetune_lr: Positive = 0.05
 
     @property
     def fine_tuning(self) -> FineTuning | None:

@@ -171,7 +171,7 @@ def _make_accelerator(device: str, precision: str, batch_size: int, **options: A
         environment = {"ACCELERATE_TORCH_DEVICE": device}
     try:
         if environment:
-            torch.empty(0, device=device)
+            torch.zeros(1, device=device).item()  # fails on meta, which holds no data
         with patch_environment(**environment):
             state = PartialState(cpu=device == "cpu")
     except (AssertionError, RuntimeError) as error:
@@ -220,6 +220,10 @@ def output_folder(given: Path | None, default: Path, resume: bool) -> Path:
         return existing if resume else folder
     if given.exists() and not given.is_dir():
         raise ConfigurationError(f"--output {given}: is a file, must be a folder or a new name.")
+    if given.resolve() == Path(given.resolve().anchor):
+        raise ConfigurationError(
+            f"--output {given}: is the root of the file system. Pass a folder for the results."
+        )
     if not resume and any(given.glob("*/config.json")):
         raise ConfigurationError(
             f"--output {given}: holds runs already. Add --resume to continue them, or use another "

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from aanets_plugin.baselines.lifecycle import cosine_factor
 from aanets_plugin.budget import MemoryBudget
-from aanets_plugin.checks import check_positive
 from aanets_plugin.config import DEFAULTS, EXEMPLARS_PER_CLASS, AANetConfig
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.field_checks import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Positive,
+    PositiveOrZero,
+    check_fields,
+)
 
 
 def AANets(
@@ -40,18 +47,19 @@ class Memory:
             that amount (the paper's supplement B).
     """
 
-    per_class: int | None = None
-    total: int | None = None
+    per_class: Count | None = None
+    total: Count | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.per_class is None and self.total is None:
             object.__setattr__(self, "per_class", EXEMPLARS_PER_CLASS)
-        given = f"per_class={self.per_class}, total={self.total}"
         if self.per_class is not None and self.total is not None:
-            raise ConfigurationError(f"{given}: must not both be set. Leave one of them out.")
-        if (self.per_class or self.total or 0) < 1:
-            raise ConfigurationError(f"{given}: must be ≥ 1.")
+            raise ConfigurationError(
+                f"per_class={self.per_class}, total={self.total}: must not both be set. Leave one "
+                f"of them out."
+            )
 
     def reduced_for(self, net: nn.Module, classes: int, input_shape: tuple[int, ...]) -> Memory:
         """The memory beside a converted network: smaller if `strict`, otherwise the same."""
@@ -75,34 +83,28 @@ class Memory:
 class Training:
     """How the network is trained (the lower level). The defaults are the paper's for CIFAR-100."""
 
-    epochs: int = 160
-    base_epochs: int | None = None
+    epochs: Count = 160
+    base_epochs: Count | None = None
     """Epochs of the first phase. Default: `epochs`."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Samples in a step, over all processes together."""
-    lr: float = 0.1
-    base_lr: float | None = None
+    lr: Positive = 0.1
+    base_lr: Positive | None = None
     """Learning rate of the first phase. Default: `lr`."""
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    schedule: str | None = None
-    """Either "step" or "cosine". Default: the schedule of the method."""
-    milestones: tuple[float, ...] = (0.5, 0.75)
+    momentum: Fraction = 0.9
+    weight_decay: PositiveOrZero = 5e-4
+    schedule: Literal["step", "cosine"] | None = None
+    """Default: the schedule of the method."""
+    milestones: tuple[PositiveOrZero, ...] = (0.5, 0.75)
     """When "step" divides the learning rate by 10, as fractions of the epochs of a phase."""
-    workers: int = 0
+    workers: CountOrZero = 0
     """Processes that load images."""
     channels_last: bool = True
     """Store images and kernels with the channels last, if the network allows for it: the same
     results up to rounding, in less time."""
 
     def __post_init__(self) -> None:
-        check_positive(epochs=self.epochs, base_epochs=self.epochs_of(0))
-        check_positive(batch_size=self.batch_size, lr=self.lr, base_lr=self.lr_of(0))
-        if self.schedule not in (None, "step", "cosine"):
-            raise ConfigurationError(
-                f"schedule={self.schedule!r}: must be 'step', 'cosine', or None for the schedule "
-                f"of the method."
-            )
+        check_fields(self)
 
     def epochs_of(self, phase: int) -> int:
         return self.base_epochs if phase == 0 and self.base_epochs is not None else self.epochs

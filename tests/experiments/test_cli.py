@@ -271,6 +271,8 @@ def test_weights_that_cannot_be_had_are_told(tmp_path, monkeypatch):
         ("--preset paper", "only for cifar100"),
         ("--preset paper --dataset folder --data .", "only for cifar100"),
         ("--device nonsense", "--device nonsense"),
+        ("--device meta", "--device meta: cannot be used"),
+        ("--output /", "--output /: is the root of the file system"),
         ("--precision fp16 --device cpu", "needs a GPU"),
     ],
 )
