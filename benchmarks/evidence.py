@@ -28,7 +28,6 @@ from aanets_plugin.experiments.datasets import load_data, scenarios
 from aanets_plugin.experiments.progress import Progress, describe
 from aanets_plugin.experiments.queue import Job, Queue
 from aanets_plugin.experiments.run_folder import RunFolder
-from aanets_plugin.experiments.run_time import keep_time
 from aanets_plugin.experiments.runner import Run
 from aanets_plugin.experiments.settings import Memory
 from aanets_plugin.experiments.splits import paper_order
@@ -76,9 +75,7 @@ def prepare(setting: Setting, planned: Planned, base: Path | None = None) -> Run
 
 
 def do(setting: Setting, planned: Planned, base: Path | None) -> None:
-    run = prepare(setting, planned, base)
-    with keep_time(run.folder.path):
-        run.finish()
+    prepare(setting, planned, base).finish()
 
 
 # -- all runs ------------------------------------------------------------------------------------

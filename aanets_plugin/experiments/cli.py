@@ -17,7 +17,7 @@ from aanets_plugin.baselines.method import Method
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.backbones import backbone_factory
 from aanets_plugin.experiments.command import errors_as_messages
-from aanets_plugin.experiments.comparison import arms_of, compare_orders
+from aanets_plugin.experiments.comparison import arms_of, compare_orders, control_arms
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
 from aanets_plugin.experiments.options import make_parser
 from aanets_plugin.experiments.presets import Setting
@@ -35,6 +35,7 @@ from aanets_plugin.experiments.settings import Memory
 from aanets_plugin.experiments.splits import PAPER_SEED, describe_increments, read_order
 from aanets_plugin.experiments.trackers import tracker_options
 from aanets_plugin.experiments.trainer import default_accelerator
+from aanets_plugin.experiments.variants import Shared
 
 
 def main(
@@ -84,6 +85,11 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
     orders = _orders(data, args.order, increments)
     memory = memory_from(args, setting)
     arms = arms_of(method, aanets, fixed_alpha=args.fixed_alpha, upper_bound=args.upper_bound)
+    if aanets is not None:
+        shared = Shared(
+            make_backbone, memory, setting.training, data.classes, data.input_shape, aanets
+        )
+        arms |= control_arms(args.controls, method, shared)
     default = Path("runs") / method.name
     output = _shared_output_folder(accelerator, args.output, default, args.resume)
     about = _describe(data, setting, memory, increments)
@@ -110,7 +116,8 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
         print(results_table(results, reported=method.predicts_by))
         if len(arms) > 1:
             print(paired_table(results, PLAIN, reported=method.predicts_by))
-        for name in ("accuracy.png", "alpha.png", "summary.md", "report.html"):
+        print((output / "costs.md").read_text(encoding="utf-8"))
+        for name in ("accuracy.png", "alpha.png", "summary.md", "costs.csv", "report.html"):
             if (output / name).exists():
                 print(output / name)
     return results

@@ -9,18 +9,28 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from aanets_plugin.adapters.continuum.phases import Phases
 from aanets_plugin.baselines.joint import Joint
 from aanets_plugin.baselines.lifecycle import Backbone
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
+from aanets_plugin.experiments.costs import (
+    Measured,
+    cost_of,
+    costs_csv,
+    costs_table,
+    seconds_of,
+)
 from aanets_plugin.experiments.report.page import write_page
 from aanets_plugin.experiments.results import RULES, UPPER_BOUND, Result, write_summary
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.runner import Run, run
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import default_accelerator
+from aanets_plugin.experiments.variants import CONTROLS, VARIANTS, RunSettings, Shared
+from aanets_plugin.files import write_text
 from aanets_plugin.plot_style import save
 
 PLAIN, LEARNED, FIXED, JOINT = "plain", "learned", "fixed", "joint"
@@ -29,10 +39,18 @@ PLAIN, LEARNED, FIXED, JOINT = "plain", "learned", "fixed", "joint"
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison: a method, on the plain network or with AANets."""
+    """One side of a comparison: a method, on the plain network or with AANets.
+
+    What is None is as in the other arms.
+    """
 
     method: Method
     aanets: AANetConfig | None = None
+    memory: Memory | None = None
+    training: Training | None = None
+    backbone: Backbone | None = None
+    label: str | None = None
+    """The name in reports. Default: that of the kind of run, such as "AANets, learned α"."""
 
 
 def arms_of(
@@ -56,6 +74,24 @@ def arms_of(
         arms[FIXED] = Arm(method, replace(aanets, lr=0.0))
     if upper_bound:
         arms[JOINT] = Arm(Joint())
+    return arms
+
+
+def control_arms(names: Sequence[str], method: Method, shared: Shared) -> dict[str, Arm]:
+    """Fair controls by name: what else the cost of AANets could be spent on.
+
+    "memory": the plain network with the exemplars that the additional parameters of AANets would
+    buy; "compute": with as many more epochs as AANets cost; "wider": with as many parameters;
+    "all_all": two branches that learn everything.
+    """
+    arms = {}
+    for name in names:
+        if name not in CONTROLS:
+            raise ConfigurationError(f"control {name!r}: must be one of {', '.join(CONTROLS)}.")
+        variant = VARIANTS[name]
+        own = shared.settings(method, variant)
+        backbone = own.backbone if variant.width != "equal" else None
+        arms[name] = Arm(method, own.aanets, own.memory, own.training, backbone, variant.label)
     return arms
 
 
@@ -87,8 +123,9 @@ def compare(
     Args:
         arms: the arms by name, as `arms_of` returns them.
         output: the folder of the comparison. Each run has a subfolder ARM-SEED. At the end the
-            folder gets `accuracy.png`, `alpha.png` (of the last seed), `summary.md` and
-            `report.html`.
+            folder gets `accuracy.png`, `alpha.png` (of the last seed), `summary.md`, `report.html`,
+            and `costs.md` and `costs.csv` with the parameters, FLOPs, memory and time beside the
+            metrics.
         seeds: one run of each arm per seed.
         notes: lines for the summary.
         train, test, backbone, memory, training, resume, accelerator, tensorboard, progress,
@@ -135,10 +172,11 @@ def compare_orders(
     for order, (train, test) in orders.items():
         for name, arm in arms.items():
             folders = {seed: output / run_name(name, seed, order) for seed in seeds}
-            _check(train, test, backbone, arm, shared, folders, resume)
+            own = {**shared, **_own(arm)}
+            phases = _check(train, test, arm.backbone or backbone, arm, own, folders, resume)
 
     first, *_ = arms
-    results = []
+    results, measured = [], []
     todo = [(order, seed, name) for order in orders for seed in seeds for name in arms]
     for number, (order, seed, name) in enumerate(todo, 1):
         train, test = orders[order]
@@ -151,7 +189,7 @@ def compare_orders(
         result = run(
             train,
             test,
-            backbone,
+            arm.backbone or backbone,
             arm.method,
             aanets=arm.aanets,
             output=folder,
@@ -159,8 +197,10 @@ def compare_orders(
             seed=seed,
             resume=resume,
             command=command,
-            **_with_order(shared, order),
+            **_with_order({**shared, **_own(arm)}, order),
         )
+        if arm.label is not None:
+            result = replace(result, arm=arm.label)
         averages = ", ".join(
             f"{metrics[-1]['average']:.2f} by {text}"
             for rule, text in RULES.items()
@@ -172,11 +212,34 @@ def compare_orders(
         results.append(replace(result, order=order))
         if accelerator.is_main_process:
             RunFolder(folder).write_about(arm=result.arm, command=command, order=order)
+        settings = _settings(arm, backbone, options)
+        cost = cost_of(settings, phases.classes, phases.input_shape)
+        measured.append(Measured(results[-1], cost, seconds_of(folder)))
     if accelerator.is_main_process:
         last = output / run_name(LEARNED, seeds[-1], list(orders)[-1])
         _report(results, arms[first].method, output, last, command, notes)
+        rule = arms[first].method.predicts_by
+        write_text(output / "costs.md", costs_table(measured, rule))
+        write_text(output / "costs.csv", costs_csv(measured, rule))
     accelerator.wait_for_everyone()
     return results
+
+
+def _own(arm: Arm) -> dict[str, Any]:
+    """The settings in which an arm differs from the others."""
+    own = {"memory": arm.memory, "training": arm.training}
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def _settings(arm: Arm, backbone: Backbone, options: Mapping[str, Any]) -> RunSettings:
+    """All settings of the runs of an arm."""
+    return RunSettings(
+        arm.method,
+        arm.aanets,
+        arm.memory or options.get("memory") or Memory(),
+        arm.training or options.get("training") or Training(),
+        arm.backbone or backbone,
+    )
 
 
 def run_name(arm: str, seed: int, order: str = "") -> str:
@@ -197,9 +260,9 @@ def _check(
     options: dict[str, Any],
     folders: Mapping[int, Path],
     resume: bool,
-) -> None:
+) -> Phases:
     """Set up a run, which checks all its settings and writes nothing, and look into the folders of
-    the seeds, which may hold runs with other settings."""
+    the seeds, which may hold runs with other settings. Returns its phases."""
     options = {**options, "aanets": arm.aanets, "resume": resume}
     (first, output), *_ = folders.items()
     try:
@@ -210,12 +273,14 @@ def _check(
         ) from error
     for seed, folder in folders.items():
         RunFolder(folder).open({**tried.config, "seed": seed}, resume=resume)
+    return tried.phases
 
 
 def same_start(first: Arm, arm: Arm) -> bool:
     """Whether both arms train the same network in the first phase."""
     ours, theirs = arm.method, first.method
-    return (ours.head_type, ours.schedule) == (theirs.head_type, theirs.schedule)
+    is_same_method = (ours.head_type, ours.schedule) == (theirs.head_type, theirs.schedule)
+    return is_same_method and arm.backbone is first.backbone
 
 
 def _report(

@@ -17,6 +17,7 @@ from aanets_plugin.experiments.presets import (
 from aanets_plugin.experiments.readers import SUBSETS
 from aanets_plugin.experiments.splits import PAPER_SEED
 from aanets_plugin.experiments.trackers import TRACKERS
+from aanets_plugin.experiments.variants import CONTROLS
 
 AANET_OPTIONS = {
     "blocks": "blocks",
@@ -122,6 +123,15 @@ def _add_comparison_options(group: Any) -> None:
     switch("--no-aanet", help="run the plain network only")
     switch("--fixed-alpha", help="also run AANets with α fixed at its initial weights")
     switch("--upper-bound", help="also run joint training on all data seen so far")
+    group.add_argument(
+        "--controls",
+        nargs="+",
+        choices=CONTROLS,
+        default=[],
+        help="also run fair controls. memory: plain with the exemplars that the additional "
+        "parameters of AANets would buy; compute: plain with as many more epochs as AANets cost; "
+        "wider: plain with as many parameters; all_all: two branches that learn everything",
+    )
     seeds = partial(group.add_mutually_exclusive_group().add_argument, type=int, metavar="N")
     seeds("--seed", help="random seed; default: 0")
     seeds("--seeds", nargs="+", help="several seeds, with one run of each arm for each of them")

@@ -12,7 +12,6 @@ import filelock
 
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
 from aanets_plugin.experiments.queue import Job
-from aanets_plugin.experiments.run_time import keep_time
 from aanets_plugin.experiments.runner import Run
 from aanets_plugin.experiments.trainer import default_accelerator
 from aanets_plugin.experiments.variants import RunSettings
@@ -114,6 +113,4 @@ def do(plan: Plan, folder: Path, base: Path | None) -> None:
     """Do the run, or what is left of it. Another process that does the same run waits for it."""
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / "lock"):
-        run = plan.prepare(folder, base)
-        with keep_time(folder):
-            run.finish()
+        plan.prepare(folder, base).finish()

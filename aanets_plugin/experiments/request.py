@@ -63,7 +63,8 @@ def complete(args: argparse.Namespace) -> SavedConfig | None:
 def check_options(args: argparse.Namespace) -> None:
     """Check values and combinations that argparse cannot check."""
     if args.no_aanet:
-        useless = [name for name in ("fixed_alpha", "strict_memory") if getattr(args, name)]
+        alone = ("fixed_alpha", "strict_memory", "controls")
+        useless = [name for name in alone if getattr(args, name)]
         useless += [name for name in AANET_OPTIONS if getattr(args, name) is not None]
         if useless:
             flags = ", ".join("--" + name.replace("_", "-") for name in useless)

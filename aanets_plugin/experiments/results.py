@@ -123,7 +123,7 @@ def results_table(results: Sequence[Result], *, reported: Rule | None = None) ->
     )
     if reported is not None:
         caption += f" Bold: by {RULES[reported]}, as the method's authors report it."
-    return f"{_table(header, rows)}\n\n{caption}\n"
+    return f"{markdown_table(header, rows)}\n\n{caption}\n"
 
 
 def paired_table(
@@ -165,7 +165,7 @@ def paired_table(
         "Difference of the average incremental accuracy in percentage points, between runs of the "
         "same seed: mean over seeds, and the 95% interval of the mean by Student's t."
     )
-    return f"{_table(header, rows)}\n\n{caption}\n"
+    return f"{markdown_table(header, rows)}\n\n{caption}\n"
 
 
 def gains(results: Sequence[Result], arm: str, reference: str, rule: Rule) -> list[float]:
@@ -189,7 +189,7 @@ def accuracy_table(results: Sequence[Result], *, rule: Rule = "head") -> str:
     classes = [f"{count} classes" for count in results[0].classes]
     header = ["arm", "rule", *classes, "average", "forgetting"]
     caption = "Test accuracy in per cent on all classes seen so far, mean over seeds."
-    return f"{_table(header, rows)}\n\n{caption}\n"
+    return f"{markdown_table(header, rows)}\n\n{caption}\n"
 
 
 def write_summary(
@@ -271,7 +271,7 @@ def _mean_and_spread(values: Sequence[float]) -> str:
     return f"{_mean(values)} ± {(max(values) - min(values)) / 2:.2f}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A markdown table, aligned as plain text too. The first two columns are words."""
     cells = [[text.replace("|", r"\|") for text in row] for row in (header, *rows)]
     widths = [max(len(text) for text in column) for column in zip(*cells, strict=True)]

@@ -22,7 +22,7 @@ class RunFolder:
     `checkpoint/` has `phase.pt` (the end of the last phase), `epoch.pt` (the last epoch) and
     `base.pt` (the network after the first phase, which other runs can start from). A run that keeps
     all phases has `phase0.pt`, `phase1.pt` and so on, too. `status.json` says which epoch was the
-    last.
+    last, `time.json` what each phase has cost.
     """
 
     def __init__(self, path: str | Path) -> None:

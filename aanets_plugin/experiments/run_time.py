@@ -28,6 +28,7 @@ def keep_time(folder: Path) -> Iterator[None]:
     that is stopped loses at most the last `SECONDS`.
     """
     watch = _Stopwatch(folder)
+    watch.write()
     ended = threading.Event()
 
     def go_on() -> None:

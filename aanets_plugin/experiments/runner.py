@@ -7,6 +7,7 @@ checkpoint need not store their state, and a resumed run is bit-identical.
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from aanets_plugin.experiments.run_config import base_config, exemplars_left, lo
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.run_report import report_run
 from aanets_plugin.experiments.run_state import RunState
+from aanets_plugin.experiments.run_time import keep_time
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trackers import Trackers
 from aanets_plugin.experiments.trainer import Trainer, default_accelerator
@@ -181,7 +183,8 @@ class Run:
         if len(self.state.rows) < len(self.phases):
             self.trackers.start(self.folder.path, self.config)
             try:
-                self._finish_phases()
+                with keep_time(self.folder.path) if self.is_main else nullcontext():
+                    self._finish_phases()
             finally:
                 self.trackers.finish()
         result = self.result

@@ -300,7 +300,7 @@ def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
     assert len({tuple(result.head[0].items()) for result in map(first_only, results)}) == 1
     out = tmp_path / "out"
     names = {"accuracy.png", "accuracy.pdf", "alpha.png", "alpha.pdf"}
-    names |= {"summary.md", "report.html"}
+    names |= {"summary.md", "report.html", "costs.md", "costs.csv"}
     runs = {"plain-0", "learned-0", "fixed-0", "joint-0"}
     assert {path.name for path in out.iterdir()} == names | runs
     assert list((out / "plain-0" / "tensorboard").iterdir())
@@ -308,7 +308,7 @@ def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
         with open(out / f"{arm}-0" / "alpha.csv", encoding="utf-8") as file:
             assert any(row["alpha_0"] != "0.5" for row in csv.DictReader(file)) == moved
     table = capsys.readouterr().out.split("\n| arm")[1:]
-    assert len(table) == 2
+    assert len(table) == 3
 
     stamp = (out / "plain-0" / "checkpoint" / "phase.pt").stat().st_mtime_ns
     assert main(LUCIR(), [*options, "--resume"]) == results

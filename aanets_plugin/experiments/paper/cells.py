@@ -9,13 +9,11 @@ from functools import cached_property
 from pathlib import Path
 
 from aanets_plugin.baselines import METHODS, Joint
-from aanets_plugin.baselines.lifecycle import build_network
 from aanets_plugin.baselines.method import Method
-from aanets_plugin.budget import Profile, profile
-from aanets_plugin.convert import convert_to_aanet
+from aanets_plugin.budget import Profile
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.backbones import backbone_factory
-from aanets_plugin.experiments.datasets import Data
+from aanets_plugin.experiments.costs import cost_of
 from aanets_plugin.experiments.paper import numbers
 from aanets_plugin.experiments.paper.grids import Row, Table
 from aanets_plugin.experiments.paper.scales import Scale
@@ -121,20 +119,20 @@ class Grid:
         left = strict.reduced_for(network, self.data.classes, self.data.input_shape)
         return replace(settings, memory=left)
 
-    def check(self) -> None:
-        """Check the settings of all runs, and that the runs in the folder have the same."""
+    def check(self, plans: Sequence[Plan] | None = None) -> None:
+        """Check the settings of all runs (or of `plans`), and that runs in the folder have them."""
         groups: dict[object, list[Plan]] = {}
-        for plan in self.plans:
+        for plan in self.plans if plans is None else plans:
             groups.setdefault((plan.settings, plan.increments), []).append(plan)
-        for plans in groups.values():
+        for group in groups.values():
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    config = plans[0].prepare(Path(folder)).config
+                    config = group[0].prepare(Path(folder)).config
                 except (AssertionError, RuntimeError) as error:
                     raise ConfigurationError(
                         f"the backbone {self.scale.backbone} cannot process these images ({error})."
                     ) from error
-            for plan in plans:
+            for plan in group:
                 own = RunFolder(self.output / plan.name)
                 own.open({**config, "seed": plan.seed}, resume=True)
 
@@ -153,13 +151,5 @@ class Grid:
 
     def cost(self, row: Row) -> Profile:
         """Parameters, FLOPs and memory after the last phase."""
-        return cost_of(self.settings(row), self.data)
-
-
-def cost_of(settings: RunSettings, data: Data) -> Profile:
-    """Parameters, FLOPs and memory of a run after its last phase."""
-    net = build_network(settings.backbone, settings.method, data.classes, data.input_shape)
-    if settings.aanets is not None:
-        convert_to_aanet(net.backbone, **settings.aanets.conversion)
-    exemplars = settings.memory.exemplars_per_class(data.classes) * data.classes
-    return profile(net, data.input_shape, exemplars=exemplars)
+        settings = self.settings(row)
+        return cost_of(settings, self.data.classes, self.data.input_shape)
