@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aanets_plugin.errors import AANetError as AANetError
     from aanets_plugin.errors import AlreadyConvertedError as AlreadyConvertedError
     from aanets_plugin.errors import ConfigurationError as ConfigurationError
+    from aanets_plugin.errors import FileWriteError as FileWriteError
     from aanets_plugin.errors import NonFiniteLossError as NonFiniteLossError
     from aanets_plugin.errors import PhaseError as PhaseError
     from aanets_plugin.errors import UnsupportedModelError as UnsupportedModelError
@@ -61,6 +62,7 @@ _NAMES = {
         "AANetError",
         "AlreadyConvertedError",
         "ConfigurationError",
+        "FileWriteError",
         "NonFiniteLossError",
         "PhaseError",
         "UnsupportedModelError",

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from aanets_plugin.convert import freeze_base, require_converted, thaw_base
 from aanets_plugin.default_loss import check_strategy_options, classes_of, cross_entropy
 from aanets_plugin.divergence import check_finite_weights
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError, PhaseError
+from aanets_plugin.files import replacing
 from aanets_plugin.levels import levels, named_levels
 from aanets_plugin.parallel import WrapperCheck, check_same_weights
 from aanets_plugin.phi_warnings import warn_if_phi_is_absurd, warn_if_phi_never_moved
@@ -330,7 +332,10 @@ class BilevelStrategy:
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the history to a CSV file, one row per update and level."""
         branches = max((len(record.weights) for record in self.history), default=0)
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        with (
+            replacing(Path(path)) as temporary,
+            open(temporary, "w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.writer(file)
             weights = [f"alpha_{branch}" for branch in range(branches)]
             writer.writerow(["phase", "epoch", "level", "loss", *weights])

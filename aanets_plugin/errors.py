@@ -30,3 +30,7 @@ class PhaseError(AANetError):
 
 class NonFiniteLossError(AANetError):
     """The loss is NaN or infinite."""
+
+
+class FileWriteError(AANetError, OSError):
+    """A file could not be written, for example because the disk is full."""

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aanets_plugin.files import replacing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -71,7 +73,9 @@ def save(figure: Figure, path: str | PathLike[str], *also: str) -> None:
         # Without a date, a figure that is drawn again has the same bytes.
         dated = {".svg": "Date", ".pdf": "CreationDate"}.get(file.suffix.lower())
         with matplotlib.rc_context(_STYLE):
-            figure.savefig(file, dpi=150, metadata={dated: None} if dated else None)
+            options: Any = {"dpi": 150, "metadata": {dated: None} if dated else None}
+            with replacing(file) as temporary:
+                figure.savefig(temporary, format=file.suffix[1:] or None, **options)
 
 
 def to_svg(figure: Figure) -> str:

@@ -30,7 +30,7 @@ from aanets_plugin.experiments.runner import Run, run
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import default_accelerator
 from aanets_plugin.experiments.variants import CONTROLS, VARIANTS, RunSettings, Shared
-from aanets_plugin.files import write_text
+from aanets_plugin.files import replacing, write_text
 from aanets_plugin.plot_style import save
 
 PLAIN, LEARNED, FIXED, JOINT = "plain", "learned", "fixed", "joint"
@@ -302,7 +302,8 @@ def _report(
     figure = plot_accuracy(shown, rule=rule, title=method.title)
     save(figure, output / "accuracy.png", ".pdf")
     for alpha in learned.glob("alpha.p*"):  # .png and .pdf
-        shutil.copyfile(alpha, output / alpha.name)
+        with replacing(output / alpha.name) as temporary:
+            shutil.copyfile(alpha, temporary)
     write_summary(
         output / "summary.md",
         results,

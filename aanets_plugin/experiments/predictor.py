@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.images import Images, as_images, network_input
 from aanets_plugin.experiments.network_description import transforms_from
-from aanets_plugin.experiments.run_folder import RunFolder
+from aanets_plugin.experiments.run_folder import RunFolder, read_json
 from aanets_plugin.random_state import random_state_kept
 from aanets_plugin.recipes import build
 
@@ -164,7 +163,8 @@ def load_run(
         names = ("blocks", "stem", "stages", "alpha")
         options = {key: config["aanets"][key] for key in names if key in config["aanets"]}
         convert_to_aanet(net.backbone, **options)
-    net.load_state_dict(state["net"])
+    with checkpoint.using(files.phase):
+        net.load_state_dict(state["net"])
     means = None if state.get("means") is None else state["means"][1]
     rule: Rule = "head" if means is None else method.predicts_by
     return Predictor(
@@ -184,23 +184,19 @@ def _json(files: RunFolder, name: str) -> dict[str, Any]:
         inside = sorted(path.parent.name for path in files.path.glob(f"*/{name}"))
         hint = f"Name one of its runs: {', '.join(inside)}." if inside else "Name a run's folder."
         raise ConfigurationError(f"{file} does not exist. {hint}")
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}.") from error
-    return content
+    return read_json(file)
 
 
 def _state(files: RunFolder, phase: int) -> dict[str, Any]:
     """The checkpoint of a phase."""
-    last = checkpoint.load(files.phase)
+    last = checkpoint.load(files.phase, checkpoint.PHASE)
     if last is None:
         raise ConfigurationError(f"{files.path}: no phase of this run has ended. Resume it first.")
     done = len(last["rows"])
     wanted = phase + done if phase < 0 else phase
     if wanted == done - 1:
         return last
-    kept = checkpoint.load(files.kept(wanted)) if wanted >= 0 else None
+    kept = checkpoint.load(files.kept(wanted), checkpoint.PHASE) if wanted >= 0 else None
     if kept is None:
         has = [p for p in range(done) if p == done - 1 or files.kept(p).exists()]
         raise ConfigurationError(

@@ -113,22 +113,24 @@ def exemplars_left(
     return memory
 
 
-def load_base(folder: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The network of the run in `folder` after its first phase, if trained with `wanted`."""
-    file = RunFolder(folder).base
-    state = checkpoint.load(file)
+def load_base(folder: RunFolder, wanted: dict[str, Any], net: nn.Module) -> None:
+    """Load the network of another run after its first phase, if trained with `wanted`."""
+    file = folder.base
+    state = checkpoint.load(file, checkpoint.BASE)
     if state is None:
         raise ConfigurationError(
-            f"base={str(folder)!r}: {file} does not exist. Run the first phase there."
+            f"base={str(folder.path)!r}: {file} does not exist. Run the first phase there."
         )
-    saved, wanted = _of_first_phase(state["config"]), _of_first_phase(wanted)
+    with checkpoint.using(file):
+        saved = _of_first_phase(state["config"])
+    wanted = _of_first_phase(wanted)
     if differences := describe_differences(saved, wanted, wanted):
         raise ConfigurationError(
-            f"base={str(folder)!r}: its first phase was trained with other settings "
+            f"base={str(folder.path)!r}: its first phase was trained with other settings "
             f"({differences}). Use the same settings, or leave out base."
         )
-    net: dict[str, Any] = state["net"]
-    return net
+    with checkpoint.using(file):
+        net.load_state_dict(state["net"])
 
 
 def _of_first_phase(base_config: dict[str, Any]) -> dict[str, Any]:

@@ -50,12 +50,7 @@ class RunFolder:
                 f"{self.path} holds a run already. Use another output folder, or resume the run "
                 f"(resume=True, on the command line --resume)."
             )
-        try:
-            saved = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(
-                f"{file} cannot be read: {error}. Use another output folder."
-            ) from error
+        saved = read_json(file)
         saved, wanted = {**BEFORE, **saved}, json.loads(json.dumps(config))
         compared = {**wanted, **saved}.keys() - {"source"}
         if differences := describe_differences(saved, wanted, sorted(compared)):
@@ -82,10 +77,16 @@ class RunFolder:
         write_text(self.path / "metrics.jsonl", text)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What was measured, one row for each phase that is over."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return [json.loads(line) for line in lines]
+        """What was measured, one row for each phase that is over.
+
+        Empty if the file is damaged: a run that is resumed writes it again.
+        """
+        try:
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            rows = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return []
+        return rows if all(isinstance(row, dict) for row in rows) else []
 
     def write_status(self, **status: int) -> None:
         """Write how far the run is, for those who watch it from outside."""
@@ -93,9 +94,10 @@ class RunFolder:
 
     def status(self) -> dict[str, int]:
         """What `write_status` has written; empty before the first epoch is over."""
-        file = self.path / "status.json"
-        found: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
-        return found
+        try:
+            return read_json(self.path / "status.json")
+        except ConfigurationError:
+            return {}
 
     def alpha(self) -> list[AlphaRecord]:
         """The history of α; empty without AANets."""
@@ -117,6 +119,22 @@ class RunFolder:
     def write_alpha(self, bilevel: BilevelStrategy | None) -> None:
         if bilevel is not None and bilevel.history:
             bilevel.to_csv(self.path / "alpha.csv")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The dict in a JSON file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # also bytes that are no text
+        raise ConfigurationError(
+            f"{file} cannot be read ({error}). Restore it from a copy, or use another folder."
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{file} holds a {type(content).__name__}: must be the settings of a run. Restore it "
+            f"from a copy, or use another folder."
+        )
+    return content
 
 
 def describe_differences(saved: dict[str, Any], wanted: dict[str, Any], keys: Iterable[str]) -> str:

@@ -8,11 +8,13 @@ from torch import Tensor
 from aanets_plugin.adapters.continuum.memory import restore, state_of
 from aanets_plugin.baselines.lifecycle import grow_head
 from aanets_plugin.baselines.method import Method
+from aanets_plugin.baselines.metrics import PhaseMetrics
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.experiments.channels_last import to_channels_last
+from aanets_plugin.experiments.results import RULES
 
 
 class RunState:
@@ -68,6 +70,7 @@ class RunState:
 
     def load_state_dict(self, state: dict[str, Any], increments: list[int]) -> None:
         """Restore from a `state_dict`. `increments` are the numbers of new classes by phase."""
+        _check_rows(state["rows"], increments)
         self.rows, self.means = state["rows"], state.get("means")
         for new in increments[1 : len(self.rows)]:
             grow_head(self.method, self.net, new)
@@ -75,3 +78,15 @@ class RunState:
         self.load_weights(state)
         if state["exemplars"] is not None:
             restore(self.exemplars, state["exemplars"])
+
+
+def _check_rows(rows: list[Any], increments: list[int]) -> None:
+    """Check that these are the measurements of one phase after another."""
+    for phase, row in enumerate(rows):
+        for rule in RULES:
+            if rule in row:
+                PhaseMetrics(**row[rule])
+        if (row["phase"], row["classes"]) != (phase, sum(increments[: phase + 1])):
+            raise ValueError(f"row {phase} is that of another phase")
+    if not 1 <= len(rows) <= len(increments):
+        raise ValueError(f"there are {len(rows)} rows, must be 1 to {len(increments)}")

@@ -40,7 +40,7 @@ from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.run_time import keep_time
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trackers import Trackers
-from aanets_plugin.experiments.trainer import Trainer, default_accelerator
+from aanets_plugin.experiments.trainer import Trainer, check_momentum, default_accelerator
 from aanets_plugin.levels import levels, named_levels
 
 
@@ -164,12 +164,14 @@ class Run:
         self.base_config = base_config(config, method, self.training)
         self.folder = RunFolder(output)
         self.folder.open(config, resume=resume)
-        saved = checkpoint.load(self.folder.phase)
+        saved = checkpoint.load(self.folder.phase, checkpoint.PHASE)
         if saved is not None:
-            self.state.load_state_dict(saved, self.phases.increments)
-        self.base = None
+            with checkpoint.using(self.folder.phase):
+                self.state.load_state_dict(saved, self.phases.increments)
+        self.has_base = False
         if base is not None and saved is None:
-            self.base = load_base(base, self.base_config)
+            load_base(RunFolder(base), self.base_config, net)
+            self.has_base = True
         self.accelerator.wait_for_everyone()  # all have read the folder before one writes to it
         self.network = network
         self.trackers = Trackers(self.accelerator, tensorboard=tensorboard)
@@ -180,6 +182,9 @@ class Run:
         if self.is_main:
             self.folder.write_config(self.config)
             self.folder.write_network(self.network)
+            if self.state.rows:  # these files may have been lost or damaged
+                self.folder.write_metrics(self.state.rows)
+                self.folder.write_alpha(self.state.bilevel)
         if len(self.state.rows) < len(self.phases):
             self.trackers.start(self.folder.path, self.config)
             try:
@@ -250,7 +255,7 @@ class Run:
         lr, epochs = self.training.lr_of(phase), self.training.epochs_of(phase)
         schedule = self.training.schedule or self.method.schedule
         loss_module, optimizer = self.trainer.prepare(MethodLoss(self.method, net, teacher))
-        done = epochs if self.base is not None else self._load_epoch(phase, optimizer)
+        done = epochs if phase == 0 and self.has_base else self._load_epoch(phase, optimizer)
         bar = self.trainer.bar(range(done, epochs), f"phase {phase}", "epoch", done=done)
         for epoch in bar:
             rate = lr * self.training.factor(epoch, epochs, schedule)
@@ -298,10 +303,7 @@ class Run:
 
     def _end_base(self) -> None:
         """Save the network of the first phase for other runs, and make it the stable branch."""
-        if self.base is not None:
-            self.state.net.load_state_dict(self.base)
-            self.base = None
-        elif self.is_main:
+        if self.is_main and not self.has_base:
             checkpoint.save(self.folder.base, {"config": self.base_config, **self.state.weights()})
         self.state.end_base()
 
@@ -339,11 +341,13 @@ class Run:
 
     def _load_epoch(self, phase: int, optimizer: Any) -> int:
         """Load the last saved epoch of this phase; returns the number of epochs done."""
-        state = checkpoint.load(self.folder.epoch)
+        state = checkpoint.load(self.folder.epoch, checkpoint.EPOCH)
         if state is None or state["phase"] != phase:
             return 0
-        optimizer.load_state_dict(state["optimizer"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.state.load_weights(state)
+        with checkpoint.using(self.folder.epoch):
+            self.state.load_weights(state)
+            optimizer.load_state_dict(state["optimizer"])
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+            check_momentum(optimizer)
         return int(state["epoch"]) + 1

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, DynamoBackend, TorchDynamoPlugin
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
@@ -101,3 +101,11 @@ class Trainer:
         """Return `items` with a progress bar that starts at `done`."""
         shown: Any = {"initial": done, "total": done + len(items), "disable": not self.show}
         return tqdm(items, desc=name, unit=unit, leave=leave, **shown)
+
+
+def check_momentum(optimizer: Any) -> None:
+    """Check that a state that was loaded has the shapes of the parameters; torch does not look."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape != parameter.shape:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}")

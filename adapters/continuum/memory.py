@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.files import replacing
 from aanets_plugin.herding import herd_classes
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -62,6 +63,9 @@ def state_of(memory: RehearsalMemory) -> dict[str, Any]:
 
 def restore(memory: RehearsalMemory, state: dict[str, Any]) -> None:
     """Fill the memory from the result of `state_of`."""
+    counts = {name: len(state[name]) for name in ("x", "y", "t")}
+    if len(set(counts.values())) != 1:
+        raise ConfigurationError(f"the exemplars have {counts} entries: must be equally many.")
     x = state["x"]
     memory._x = np.array(x) if isinstance(x, list) else x.numpy()
     memory._y, memory._t = state["y"].numpy(), state["t"].numpy()
@@ -93,7 +97,8 @@ def put_images(
         paths: list[str] = []
         for label, array in zip(memory._y[rows], arrays, strict=True):
             paths.append(str(folder / f"{label}-{len(paths)}.png"))
-            Image.fromarray(array).save(paths[-1])
+            with replacing(Path(paths[-1])) as temporary:
+                Image.fromarray(array).save(temporary, format="PNG")
         x = memory._x.tolist()
         for row, path in zip(rows.tolist(), paths, strict=True):
             x[row] = path
