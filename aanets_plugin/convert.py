@@ -135,7 +135,9 @@ def freeze_base(model: nn.Module) -> None:
 def thaw_base(model: nn.Module) -> None:
     """Return to the base phase: each level has its plastic branch only, and all of it learns.
 
-    The stable branches are deleted. Build the optimizer after this call.
+    The stable branches are deleted. Parameters of the base phase that an optimizer still has come
+    back as the same objects, so an optimizer from before the conversion trains this phase. In all
+    other cases build the optimizer after this call.
     """
     require_converted(model, "thaw_base")
     require_whole(model, "thaw_base")

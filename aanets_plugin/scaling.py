@@ -2,19 +2,22 @@
 
 Weights that stop learning become buffers of the same names. So `module.parameters()` is exactly
 what learns, and checkpoints keep their keys. The module object stays; its class becomes a subclass
-of the class that it had.
+of the class that it had. A parameter that somebody still has, such as an optimizer, comes back as
+the same object.
 """
 
 from __future__ import annotations
 
 import copyreg
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.weak import TensorWeakRef
 
 from aanets_plugin.errors import UnsupportedModelError
 from aanets_plugin.read_only import ReadOnly
@@ -23,6 +26,10 @@ KERNEL_LAYERS = (_ConvNd, nn.Linear)
 """The layers whose weight is frozen and scaled by φ in a scaling branch."""
 SCALING_NAMES = ("phi", "delta", "held")
 """The attributes that a layer gets when it is scaled."""
+
+# The parameters that became buffers, by module and name. Not in the modules: a copy of a module, or
+# one from a file, must not take the parameters of the original.
+_taken: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorWeakRef]] = weakref.WeakKeyDictionary()
 
 
 class FrozenParameters(nn.Module):
@@ -142,6 +149,7 @@ def release(tree: nn.Module, *, training: bool) -> None:
     Weights that did not learn before `scale` or `freeze`, and those whose φ does not, do not learn.
     `training` is the new mode of frozen modules. Other modules keep their mode.
     """
+    back: set[nn.Parameter] = set()
     for module in list(tree.modules()):
         if isinstance(module, FrozenParameters):
             values, learns = dict(module._buffers), module.held
@@ -156,7 +164,8 @@ def release(tree: nn.Module, *, training: bool) -> None:
             del vars(module)["held"]
             for name, flag in learns.items():
                 del module._buffers[name]
-                parameter = nn.Parameter(values[name], requires_grad=flag)  # type: ignore[arg-type]
+                parameter = _given_back(module, name, values[name], back)  # type: ignore[arg-type]
+                parameter.requires_grad_(flag)
                 module.register_parameter(name, parameter)
 
 
@@ -190,6 +199,28 @@ def _hold(module: nn.Module) -> None:
         del module._parameters[name]
         module.register_buffer(name, value.detach())
     vars(module)["held"] = {name: value.requires_grad for name, value in own.items()}
+    _taken[module] = {name: TensorWeakRef(value) for name, value in own.items()}
+
+
+def _given_back(
+    module: nn.Module, name: str, value: Tensor, back: set[nn.Parameter]
+) -> nn.Parameter:
+    """Return a parameter with this value: the one that `_hold` took, if it still exists.
+
+    Layers that shared one may have different values now. Then only the first gets it; `back` has
+    those that were given back.
+    """
+    new = nn.Parameter(value, requires_grad=False)
+    taken = _taken.get(module, {}).get(name)
+    old: Any = None if taken is None else taken()
+    if old is None or (old in back and not torch.equal(old, value)):
+        return new
+    try:
+        old.data, old.grad = value, None
+    except RuntimeError:  # the model was moved to another kind of device
+        return new
+    back.add(old)
+    return old  # type: ignore[no-any-return]
 
 
 def _mix_in(mixin: Any, module: Any) -> None:

@@ -92,7 +92,6 @@ class HostAdapter:
             self.network(), config, loss_fn=loss_fn or self.loss, base_phase=base_phase
         )
         self._levels = len(levels(self.bilevel.model))
-        self._put_back(before)
         self._follow_parameters(before)
         host.bilevel = self.bilevel
 
@@ -302,15 +301,6 @@ class HostAdapter:
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return dict(unwrapped(self.network()).named_parameters())
-
-    def _put_back(self, before: dict[str, nn.Parameter]) -> None:
-        """Put parameters that the conversion replaced by equal ones back: optimizers have them."""
-        network = unwrapped(self.network())
-        for name, parameter in self._parameters().items():
-            old = before.get(name)
-            if old is not None and old is not parameter and old.shape == parameter.shape:
-                parent, _, attribute = name.rpartition(".")
-                setattr(network.get_submodule(parent), attribute, old)
 
     def _follow_parameters(self, before: dict[str, nn.Parameter]) -> None:
         after = self._parameters()
