@@ -10,7 +10,7 @@ from aanets_plugin.lazy_names import on_first_use
 if TYPE_CHECKING:
     from aanets_plugin.activation_maps import grad_cam as grad_cam
     from aanets_plugin.activation_maps import plot_grad_cam as plot_grad_cam
-    from aanets_plugin.bilevel import AlphaRecord as AlphaRecord
+    from aanets_plugin.alpha_history import AlphaRecord as AlphaRecord
     from aanets_plugin.bilevel import BilevelStrategy as BilevelStrategy
     from aanets_plugin.branch_results import BranchReport as BranchReport
     from aanets_plugin.budget import MemoryBudget as MemoryBudget
@@ -53,7 +53,8 @@ __version__ = "0.1.0"
 # `fold` and `levels` are modules that can be called like the functions of the same names.
 _NAMES = {
     "activation_maps": ("grad_cam", "plot_grad_cam"),
-    "bilevel": ("AlphaRecord", "BilevelStrategy"),
+    "alpha_history": ("AlphaRecord",),
+    "bilevel": ("BilevelStrategy",),
     "branch_results": ("BranchReport",),
     "budget": ("MemoryBudget", "Profile", "profile", "profile_table"),
     "config": ("AANetConfig",),

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from aanets_plugin.checks import positive
+from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ class Attachment:
         every: int | Callable[[], int],
         optimizer: OptimizerChoice | None,
     ) -> None:
+        if not callable(every):
+            every = positive(every, "every")
+        if not (optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer)):
+            raise ConfigurationError(
+                f"optimizer={optimizer!r:.80}: must be a torch.optim.Optimizer, or a function "
+                f"that says whether the steps of an optimizer count."
+            )
         self.strategy = strategy
         self.balanced_loader = balanced_loader
         self.every = every

@@ -1,53 +1,44 @@
 """BilevelStrategy: the upper level of the training, which learns α on balanced data (Eq. 8).
 
-The lower level (Eq. 7) is the training loop of the host. This file has the phases, the update and
-the history of α. The gradient is in `alpha_gradient.py`, the step in `alpha_step.py`, the hook for
-loops that cannot be edited in `attach.py`.
+The lower level (Eq. 7) is the training loop of the host. This file has the phases and the update.
+An update is made of
+
+    balanced_data.py    the batches and the classes of the balanced loader
+    default_loss.py     the loss of a batch
+    alpha_gradient.py   the gradient of α
+    alpha_step.py       the step from the gradient to the next α
+    alpha_history.py    AlphaRecord, and the history as a CSV file
+
+and `attach.py` calls it in loops that cannot be edited.
 """
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from aanets_plugin.alpha_gradient import LossFunction, mean_gradients, unwrapped
+from aanets_plugin.alpha_history import AlphaRecord as AlphaRecord
+from aanets_plugin.alpha_history import from_state, records_of, to_state, write_csv
 from aanets_plugin.alpha_step import NormalizedStep, PlainStep
 from aanets_plugin.attach import Attachment, LoaderSource, OptimizerChoice
-from aanets_plugin.checks import integer, positive
+from aanets_plugin.balanced_data import BalancedData
+from aanets_plugin.checks import integer
 from aanets_plugin.config import DEFAULTS, AANetConfig, factor_of
 from aanets_plugin.convert import freeze_base, require_converted, thaw_base
-from aanets_plugin.default_loss import check_strategy_options, classes_of, cross_entropy
+from aanets_plugin.default_loss import check_strategy_options
 from aanets_plugin.divergence import check_finite_weights
 from aanets_plugin.errors import ConfigurationError, NonFiniteLossError, PhaseError
-from aanets_plugin.files import replacing
 from aanets_plugin.levels import levels, named_levels
-from aanets_plugin.parallel import WrapperCheck, check_same_weights
+from aanets_plugin.parallel import check_same_weights, watch_wrapper
 from aanets_plugin.phi_warnings import warn_if_phi_is_absurd, warn_if_phi_never_moved
 from aanets_plugin.scaling import absorb
-
-
-@dataclasses.dataclass(frozen=True)
-class AlphaRecord:
-    """α of one level after one update, and the balanced loss before it (None if α is fixed)."""
-
-    phase: int
-    epoch: int
-    level: str
-    weights: tuple[float, ...]
-    loss: float | None
 
 
 class BilevelStrategy:
@@ -123,7 +114,8 @@ class BilevelStrategy:
         if integer(first_phase) is None:
             raise ConfigurationError(f"first_phase={first_phase!r}: must be an integer.")
         self.lr = config.lr
-        self.loss_fn = loss_fn or self._cross_entropy
+        self._data = BalancedData()
+        self.loss_fn = loss_fn or self._data.cross_entropy
         self.base_phase = base_phase
         self.update_base = update_base
         self.schedule = schedule
@@ -133,9 +125,7 @@ class BilevelStrategy:
         self.epoch = 0
         self.in_phase = False
         self.history: list[AlphaRecord] = []
-        self.classes: Tensor | None = None  # of the balanced data in the last update
         self._phi_is_sane = True
-        self._classes_by_phase: dict[int, set[int]] = {}
         self._attachment: Attachment | None = None
         self._wrapper_check: RemovableHandle | None = None
         first = levels(self.model)[0]
@@ -171,7 +161,6 @@ class BilevelStrategy:
         self.in_phase = True
         self.step.begin_phase()
         self._phi_is_sane = True
-        self._watch_wrapper()
         self._phase_changed()
 
     @contextmanager
@@ -204,7 +193,7 @@ class BilevelStrategy:
         if self.in_base_phase or not self.learns_alpha:  # otherwise the balanced loss shows it
             check_finite_weights(self.model, self.phase_index, self.epoch)
         if self.in_base_phase:
-            self._remember_classes(balanced_loader)
+            self._data.remember_classes(balanced_loader, self.phase_index)
         else:
             if self.learns_alpha:
                 if balanced_loader is None:
@@ -213,12 +202,9 @@ class BilevelStrategy:
                         f"one over balanced_subset(new_data, exemplars)."
                     )
                 check_same_weights(self.model)
-                loss = self._update(self._batches(balanced_loader))
-            for name, level in named_levels(self.model).items():
-                assert level.alpha is not None
-                weights = tuple(level.alpha.tolist())
-                record = AlphaRecord(self.phase_index, self.epoch, name, weights, loss)
-                self.history.append(record)
+                batches = self._data.batches(balanced_loader, self.phase_index, self.max_batches)
+                loss = self._update(batches)
+            self.history += records_of(self.model, self.phase_index, self.epoch, loss)
             if self._phi_is_sane:  # warn once in a phase
                 self._phi_is_sane = not warn_if_phi_is_absurd(self.model, self.phase_index)
         self.epoch += 1
@@ -242,7 +228,6 @@ class BilevelStrategy:
             if self.update_base:
                 absorb(self.model)
         self.in_phase = False
-        self._watch_wrapper()
         self._phase_changed()
 
     def cancel_phase(self) -> None:
@@ -251,25 +236,24 @@ class BilevelStrategy:
         self.detach()
         self.phase_index -= 1
         self.in_phase = False
-        self._watch_wrapper()
         self._phase_changed()
 
-    def _watch_wrapper(self) -> None:
-        """In a phase, let the forward of the model refuse an outdated DistributedDataParallel."""
+    def _phase_changed(self) -> None:
+        """Called after a phase begins, ends or is restored. Subclasses may do more."""
         if self._wrapper_check is not None:
             self._wrapper_check.remove()
-            self._wrapper_check = None
-        if self.in_phase and dist.is_available() and dist.is_initialized():
-            self._wrapper_check = self.model.register_forward_pre_hook(WrapperCheck())
-
-    def _phase_changed(self) -> None:
-        """Called after a phase begins, ends or is restored. For subclasses."""
+        self._wrapper_check = watch_wrapper(self.model) if self.in_phase else None
 
     @property
     def in_base_phase(self) -> bool:
         """Whether θ_base is still being trained. False if the base of the model is frozen."""
         first = self.base_phase and self.phase_index <= 0
         return first and not levels(self.model)[0].base_frozen
+
+    @property
+    def classes(self) -> Tensor | None:
+        """The classes of the balanced data in the last update; None if they are unknown."""
+        return self._data.classes
 
     @property
     def learns_alpha(self) -> bool:
@@ -307,17 +291,6 @@ class BilevelStrategy:
         self._require_phase("attach")
         if self._attachment is not None:
             raise PhaseError("Already attached. Call detach() or leave the with block first.")
-        if not callable(every):
-            every = positive(every, "every")
-        if (
-            optimizer is not None
-            and not callable(optimizer)
-            and not isinstance(optimizer, Optimizer)
-        ):
-            raise ConfigurationError(
-                f"optimizer={optimizer!r:.80}: must be a torch.optim.Optimizer, or a function "
-                f"that says whether the steps of an optimizer count."
-            )
         self._attachment = Attachment(self, balanced_loader, every, optimizer)
         return self._attachment
 
@@ -331,16 +304,7 @@ class BilevelStrategy:
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the history to a CSV file, one row per update and level."""
-        branches = max((len(record.weights) for record in self.history), default=0)
-        with (
-            replacing(Path(path)) as temporary,
-            open(temporary, "w", newline="", encoding="utf-8") as file,
-        ):
-            writer = csv.writer(file)
-            weights = [f"alpha_{branch}" for branch in range(branches)]
-            writer.writerow(["phase", "epoch", "level", "loss", *weights])
-            for r in self.history:
-                writer.writerow([r.phase, r.epoch, r.level, r.loss, *r.weights])
+        write_csv(self.history, path)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of phases, steps and history. α itself is in the model's state_dict."""
@@ -350,7 +314,7 @@ class BilevelStrategy:
             "epoch": self.epoch,
             "in_phase": self.in_phase,
             "step": self.step.state_dict(),
-            "history": [dict(vars(record)) for record in self.history],
+            "history": to_state(self.history),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -367,12 +331,8 @@ class BilevelStrategy:
         if base_is_over and not levels(self.model)[0].base_frozen:
             freeze_base(self.model)
         self.step.load_state_dict(state["step"])
-        self._watch_wrapper()
         self._phase_changed()
-        self.history = [
-            AlphaRecord(**{**record, "weights": tuple(record["weights"])})
-            for record in state["history"]
-        ]
+        self.history = from_state(state["history"])
 
     # -- the update ------------------------------------------------------------------------------
 
@@ -395,37 +355,6 @@ class BilevelStrategy:
     def current_lr(self) -> float:
         """The step size in this epoch."""
         return self.lr * (factor_of(self.schedule, self.epoch) if self.schedule else 1.0)
-
-    def _batches(self, balanced_loader: LoaderSource) -> Iterator[Any]:
-        # A generator, because iter(DataLoader) draws from torch's random numbers.
-        loader = balanced_loader() if callable(balanced_loader) else balanced_loader
-        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-            raise ConfigurationError(
-                f"The balanced loader is a {type(loader).__name__}: must be a loader, a list of "
-                f"batches, or a function that returns one."
-            )
-        self._remember_classes(loader)
-        yield from itertools.islice(loader, self.max_batches)
-
-    def _cross_entropy(self, model: nn.Module, batch: Any) -> Tensor:
-        return cross_entropy(model, batch, self.classes)
-
-    def _remember_classes(self, loader: Any) -> None:
-        """Read the classes of the balanced data; warn if there is no old class among them."""
-        self.classes = classes_of(loader)
-        if self.classes is None:
-            return
-        now = set(self.classes.tolist())
-        earlier = (v for phase, v in self._classes_by_phase.items() if phase < self.phase_index)
-        old: set[int] = set().union(*earlier)
-        if old and not old & now and self.phase_index not in self._classes_by_phase:
-            warnings.warn(
-                f"The balanced data of phase {self.phase_index} have no class of an earlier phase, "
-                f"so α learns on new classes only. Pass balanced_subset(new_data, exemplars) with "
-                f"samples of the old classes.",
-                stacklevel=2,
-            )
-        self._classes_by_phase[self.phase_index] = now
 
     def _require_phase(self, what: str) -> None:
         if not self.in_phase:

@@ -71,6 +71,7 @@ class OfficialBilevel(BilevelStrategy):
         self._decay_hook: RemovableHandle | None = None
 
     def _phase_changed(self) -> None:
+        super()._phase_changed()
         for level in levels(self.model):
             if level.alpha is not None:
                 level.alpha.requires_grad_(self.in_phase and self.accumulates)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from aanets_plugin.checks import is_sharded
 from aanets_plugin.errors import PhaseError
@@ -39,6 +40,13 @@ class WrapperCheck:
                 f"some of its parameters, which the ranks would train apart. {_WRAP_AGAIN}"
             )
         self.checked = id(wrapper)
+
+
+def watch_wrapper(model: nn.Module) -> RemovableHandle | None:
+    """Let the forward of `model` refuse an outdated DistributedDataParallel, if there are ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return model.register_forward_pre_hook(WrapperCheck())
+    return None
 
 
 def check_same_weights(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ from aanets_plugin.plot_style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from aanets_plugin.bilevel import AlphaRecord
+    from aanets_plugin.alpha_history import AlphaRecord
 
 MIN_RANGE = 0.1
 """The y axis covers at least this much of α."""

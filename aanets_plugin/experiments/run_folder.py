@@ -1,12 +1,12 @@
 """The folder of a run: settings, measurements, plots, and the checkpoints to resume from."""
 
-import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from aanets_plugin.bilevel import AlphaRecord, BilevelStrategy
+from aanets_plugin.alpha_history import AlphaRecord, read_csv
+from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.files import write_text
 
@@ -102,19 +102,7 @@ class RunFolder:
     def alpha(self) -> list[AlphaRecord]:
         """The history of α; empty without AANets."""
         file = self.path / "alpha.csv"
-        if not file.exists():
-            return []
-        with file.open(newline="", encoding="utf-8") as lines:
-            return [
-                AlphaRecord(
-                    int(row["phase"]),
-                    int(row["epoch"]),
-                    row["level"],
-                    tuple(float(row[name]) for name in row if name.startswith("alpha_")),
-                    float(row["loss"]) if row["loss"] else None,
-                )
-                for row in csv.DictReader(lines)
-            ]
+        return read_csv(file) if file.exists() else []
 
     def write_alpha(self, bilevel: BilevelStrategy | None) -> None:
         if bilevel is not None and bilevel.history:

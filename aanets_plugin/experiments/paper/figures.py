@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from aanets_plugin.bilevel import AlphaRecord
+from aanets_plugin.alpha_history import AlphaRecord
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.accuracy_plot import plot_accuracy
 from aanets_plugin.experiments.paper.cells import Grid, method_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aanets_plugin.alpha_history import AlphaRecord
 from aanets_plugin.baselines import METHODS, Joint
 from aanets_plugin.baselines.method import Method
-from aanets_plugin.bilevel import AlphaRecord
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.results import FIXED, LEARNED, PLAIN, RULES, UPPER_BOUND, Result
 from aanets_plugin.experiments.run_folder import RunFolder
