@@ -27,9 +27,7 @@ from aanets_plugin.baselines.mnemonics import (
 )
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.baselines.podnet import (
-    LocalSimilarityClassifier,
     PODNet,
-    kmeans_proxies,
     nca_loss,
     pod_flat,
     pod_scale,
@@ -38,6 +36,7 @@ from aanets_plugin.baselines.podnet import (
     proxy_nca_loss,
 )
 from aanets_plugin.baselines.prediction import class_means, nearest_mean
+from aanets_plugin.baselines.proxies import LocalSimilarityClassifier, kmeans_proxies
 from aanets_plugin.baselines.resnet import CifarResNet, resnet20, resnet32
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (ICaRL, LUCIR, PODNet, Mnemonics)}

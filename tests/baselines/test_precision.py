@@ -6,8 +6,9 @@ import torch
 from aanets_plugin.baselines import LUCIR, CifarResNet, CosineLinear, PODNet
 from aanets_plugin.baselines.lucir import less_forget_loss
 from aanets_plugin.baselines.network import IncrementalNet, without_head
-from aanets_plugin.baselines.podnet import LocalSimilarityClassifier, pod_spatial
+from aanets_plugin.baselines.podnet import pod_spatial
 from aanets_plugin.baselines.precision import at_least_float32, cosines
+from aanets_plugin.baselines.proxies import LocalSimilarityClassifier
 
 HALF = torch.bfloat16
 
