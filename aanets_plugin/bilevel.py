@@ -69,7 +69,7 @@ class BilevelStrategy:
         first_phase: Number of the first phase. Pass 1 with `base_phase=False` if the plain network
             was trained as phase 0.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from aanets_plugin import convert_to_aanet
         >>> from aanets_plugin.baselines import resnet20

@@ -46,7 +46,7 @@ def profile(model: nn.Module, input_shape: Sequence[int], exemplars: int = 0) ->
     `input_shape` (channels, height, width) in eval mode. It is not changed. `exemplars` are stored
     images, one byte per value.
 
-    Example:
+    Examples:
         >>> from aanets_plugin.baselines import resnet32
         >>> profile(resnet32(50), (3, 32, 32), exemplars=2000).learnable
         469457
@@ -107,7 +107,7 @@ class MemoryBudget:
     `per_class` is the number of exemplars per class of the plain network, `input_shape` is
     (channels, height, width).
 
-    Example:
+    Examples:
         >>> from aanets_plugin import convert_to_aanet
         >>> from aanets_plugin.baselines import resnet32
         >>> budget = MemoryBudget(per_class=20, classes=100, input_shape=(3, 32, 32))

@@ -80,7 +80,7 @@ def check_shapes(pattern: str, **tensors: Tensor) -> None:
 
     A name in the pattern is any size, but the same wherever the name occurs. A number is that size.
 
-    Example:
+    Examples:
         >>> from torch import zeros
         >>> check_shapes("batch dimensions, batch", features=zeros(8, 64), targets=zeros(8))
     """

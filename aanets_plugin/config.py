@@ -21,7 +21,7 @@ class AANetConfig:
     The values are checked when the object is made. `convert_to_aanet`, `BilevelStrategy`, the
     adapters and the command line take their options and defaults from here.
 
-    Example:
+    Examples:
         >>> AANetConfig(blocks=("all", "frozen")).conversion["blocks"]
         ('all', 'frozen')
         >>> AANetConfig(official="lucir").lr

@@ -48,7 +48,7 @@ def convert_to_aanet(
         stages: Dotted names of the stages in forward order. Default: found by `find_stages`.
         alpha: Initial aggregation weights, one per branch, that sum to one. Default: equal weights.
 
-    Example:
+    Examples:
         >>> from torchvision.models import resnet18
         >>> model = convert_to_aanet(resnet18())
         >>> [level.name for level in levels(model)]

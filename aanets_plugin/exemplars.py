@@ -38,7 +38,7 @@ def targets_of(dataset: MapStyle | Dataset[Any]) -> torch.Tensor:
             them in `.targets`, `.labels`, `._labels`, `._y`, `.y` or `.tensors[-1]`. `Subset` and
             `ConcatDataset` are resolved.
 
-    Example:
+    Examples:
         >>> from torch.utils.data import Subset, TensorDataset
         >>> data = TensorDataset(torch.zeros(4, 3), torch.tensor([5, 6, 5, 7]))
         >>> targets_of(Subset(data, [3, 0]))
@@ -96,7 +96,7 @@ def balanced_indices(
             are drawn gives its samples more than once, with a warning. So all classes have the same
             weight, and one small class does not make the whole draw small. Default: no repetition.
 
-    Example:
+    Examples:
         >>> targets = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
         >>> chosen = balanced_indices(targets, generator=torch.Generator().manual_seed(0))
         >>> targets[chosen].bincount()
@@ -170,7 +170,7 @@ def balanced_subset(
             does not change.
         min_per_class: As in `balanced_indices`, for data in which some class has very few samples.
 
-    Example:
+    Examples:
         >>> from torch.utils.data import TensorDataset
         >>> memory = TensorDataset(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]))
         >>> new = TensorDataset(torch.zeros(50, 3), torch.full((50,), 2))

@@ -29,7 +29,7 @@ def herd(features: torch.Tensor, k: int) -> torch.Tensor:
     Returns:
         Row indices, best first.
 
-    Example:
+    Examples:
         >>> herd(torch.tensor([[0.0, 1.0], [3.0, 3.0], [2.0, 0.0]]), 2)
         tensor([1, 0])
     """
@@ -50,7 +50,7 @@ def herd_classes(
 
     A class with fewer than `k` samples is an error. With `at_most=True` all its samples are chosen.
 
-    Example:
+    Examples:
         >>> features = torch.eye(4)
         >>> {label: len(rows) for label, rows in herd_classes(features, [3, 7, 3, 7], 1).items()}
         {3: 1, 7: 1}

@@ -42,7 +42,7 @@ def branch_report(
         logits_of: Returns the logits in the model's output. Default: the output itself, its entry
             "logits", or the outputs of a list of heads side by side.
 
-    Example:
+    Examples:
         >>> from aanets_plugin import convert_to_aanet
         >>> from aanets_plugin.baselines import resnet20
         >>> model = convert_to_aanet(resnet20(num_classes=4))

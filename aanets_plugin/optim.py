@@ -16,7 +16,7 @@ def parameter_groups(
     One group for all parameters is right too: weight decay then pulls φ to 1, and with it the
     stable branch to θ_base. With these groups, φ follows the gradient of the loss alone.
 
-    Example:
+    Examples:
         >>> from torch.optim import SGD
         >>> from aanets_plugin import convert_to_aanet
         >>> from aanets_plugin.baselines import resnet20

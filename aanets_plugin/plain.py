@@ -34,7 +34,7 @@ def load_plain_state_dict(
         state: The state_dict of the same network before `convert_to_aanet`.
         strict: False: keys that only the model or only `state` has are ignored.
 
-    Example:
+    Examples:
         >>> from aanets_plugin import convert_to_aanet
         >>> from aanets_plugin.baselines import resnet20
         >>> model = convert_to_aanet(resnet20())
@@ -78,7 +78,7 @@ def to_plain(model: Model, branch: str = "plastic") -> Model:
         model: A converted model. In the base phase there is one branch.
         branch: "plastic", the first one, or "stable", the last one.
 
-    Example:
+    Examples:
         >>> from aanets_plugin import convert_to_aanet
         >>> from aanets_plugin.baselines import resnet20
         >>> type(to_plain(convert_to_aanet(resnet20())).layer1).__name__

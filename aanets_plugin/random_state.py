@@ -14,7 +14,7 @@ import torch
 def random_state_kept() -> Iterator[None]:
     """Restore the random states of torch, numpy and Python at the end of the block.
 
-    Example:
+    Examples:
         >>> with random_state_kept():
         ...     noise = torch.randn(3)
     """

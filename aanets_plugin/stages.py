@@ -18,7 +18,7 @@ def find_stages(model: nn.Module) -> list[str]:
     A residual block has convolutions and an addition in its own forward. The stages are the modules
     that hold such blocks, at the first depth below the root at which there are several of them.
 
-    Example:
+    Examples:
         >>> from torchvision.models import resnet18
         >>> find_stages(resnet18())
         ['layer1', 'layer2', 'layer3', 'layer4']

@@ -1,6 +1,6 @@
 """Lightning: AANetCallback learns α between the epochs of `trainer.fit`.
 
-Example:
+Examples:
 
     aanets = AANetCallback(balanced=lambda: balanced_loader)
     for train_loader in tasks:

@@ -20,7 +20,7 @@ def stage_maps(model: nn.Module) -> Iterator[list[Tensor]]:
     or dict, the last one is used. Each forward pass replaces the maps of the one before. The maps
     remain after the block; the hooks are removed.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from aanets_plugin.baselines import resnet20
         >>> with stage_maps(model := resnet20()) as maps:

@@ -62,7 +62,7 @@ class SplitCosineLinear(nn.Module):
     Both parts share one σ, and the old classes come first in the output. LUCIR freezes the weights
     of the old classes with `head.fc1.requires_grad_(False)`.
 
-    Example:
+    Examples:
         >>> head = SplitCosineLinear(64, old=50, new=10)
         >>> scores = head.scores(torch.randn(8, 64))
         >>> logits = head.sigma * scores  # the same as head(features)
@@ -109,7 +109,7 @@ def grow_cosine(
     weights of the new classes are `imprint`, [new_classes, in_features] (see `imprinted_weights`),
     or random. All parameters of the new head require a gradient.
 
-    Example:
+    Examples:
         >>> grow_cosine(CosineLinear(64, 50), 10).weight.shape
         torch.Size([60, 64])
     """
@@ -167,7 +167,7 @@ def imprinted_weights(
     features and has the length `norm`; LUCIR uses the average over the old classes,
     `head.weight.norm(dim=1).mean()`.
 
-    Example:
+    Examples:
         >>> features = torch.tensor([[3.0, 0.0], [0.0, 5.0], [0.0, 1.0]])
         >>> imprinted_weights(features, targets=[7, 8, 8], classes=[8, 7], norm=2.0)
         tensor([[0., 2.],

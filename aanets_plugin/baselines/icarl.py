@@ -80,7 +80,7 @@ def knowledge_distillation(
     `student_logits` is [batch, classes] with the old classes first, `teacher_logits` is
     [batch, old]. No gradient flows into the teacher.
 
-    Example:
+    Examples:
         >>> import torch
         >>> teacher = torch.tensor([[2.0, 0.0]])
         >>> student = torch.tensor([[2.0, 0.0, 5.0]])

@@ -67,7 +67,7 @@ def lucir_loss(
         teacher_features: The same of the teacher. None: the loss is the cross-entropy alone.
         k, margin: See `margin_ranking_loss`.
 
-    Example:
+    Examples:
         >>> from aanets_plugin.baselines import SplitCosineLinear
         >>> head, features = SplitCosineLinear(16, old=3, new=2), torch.randn(4, 16)
         >>> scores = head.scores(features)

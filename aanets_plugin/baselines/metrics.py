@@ -54,7 +54,7 @@ def phase_metrics(
     the order of arrival. `increments` are the numbers of new classes of all phases so far.
     `earlier` are the results of this function for the earlier phases.
 
-    Example:
+    Examples:
         >>> first = phase_metrics(torch.tensor([0, 1]), torch.tensor([0, 1]), [2], [])
         >>> predictions, targets = torch.tensor([0, 2, 2, 2]), torch.tensor([0, 1, 2, 2])
         >>> second = phase_metrics(predictions, targets, [2, 1], [first])
@@ -100,7 +100,7 @@ def intransigence(
 
     Both are metrics as dicts, one for each phase of the same protocol. None with a single phase.
 
-    Example:
+    Examples:
         >>> intransigence([{"new": 90.0}, {"new": 70.0}], [{"new": 90.0}, {"new": 80.0}])
         10.0
     """

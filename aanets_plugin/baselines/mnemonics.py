@@ -132,7 +132,7 @@ def refine_exemplars(
         batch_size: Exemplars per step, drawn at random with `generator`. Default: all.
         loss_fn: `loss_fn(outputs, labels)` returns the mean loss of a batch.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         >>> images, labels = torch.rand(4, 3, 2, 2), torch.tensor([0, 0, 1, 1])
         >>> batches = [(torch.rand(8, 3, 2, 2), torch.arange(8) % 2)]

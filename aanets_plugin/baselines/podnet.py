@@ -108,7 +108,7 @@ def podnet_loss(
     default weights are PODNet's for CIFAR-100. In the first phase there is no teacher: leave out
     features and maps, and the loss is NCA alone.
 
-    Example:
+    Examples:
         >>> import copy
         >>> from aanets_plugin.baselines import CifarResNet, stage_maps
         >>> model = CifarResNet(1, 60)

@@ -23,7 +23,7 @@ def class_means(
     count with equal weight. The sums are float64 on the CPU. Half precision features give float32
     means. No gradient flows through.
 
-    Example:
+    Examples:
         >>> features = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
         >>> classes, means = class_means(features, [7, 4, 4])
         >>> classes, means
@@ -55,7 +55,7 @@ def nearest_mean(features: Tensor, classes: Tensor, means: Tensor) -> Tensor:
 
     `classes` and `means` are the results of `class_means`.
 
-    Example:
+    Examples:
         >>> classes, means = torch.tensor([4, 7]), torch.eye(2)
         >>> nearest_mean(torch.tensor([[9.0, 1.0], [0.1, 0.2]]), classes, means)
         tensor([4, 7])

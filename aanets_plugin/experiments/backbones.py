@@ -50,7 +50,7 @@ def backbone_factory(name: str, *, pretrained: bool = False) -> Factory:
     The name is one of `OUR_BACKBONES`, or that of a torchvision or timm model. They are searched in
     this order; `torchvision:NAME` and `timm:NAME` choose a library.
 
-    Example:
+    Examples:
         >>> type(backbone_factory("resnet32")()).__name__
         'CifarResNet'
     """

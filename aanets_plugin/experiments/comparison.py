@@ -118,7 +118,7 @@ def compare(
 
     The settings of all arms are checked before the first one is trained. An arm that would train
     the same network in the first phase as the first arm takes it over from there. Returns the
-    results, all arms of the first seed first.
+    results, all arms of the first seed first. Arguments that are not listed are those of `run`.
 
     Args:
         arms: the arms by name, as `arms_of` returns them.
@@ -128,8 +128,6 @@ def compare(
             metrics.
         seeds: one run of each arm per seed.
         notes: lines for the summary.
-        train, test, backbone, memory, training, resume, accelerator, tensorboard, progress,
-            command, class_names, keep_phases: as in `run`.
 
     Example::
 
@@ -211,7 +209,8 @@ def compare_orders(
         accelerator.print(f"{result.arm}, {where}: average {averages} ({seconds:.0f} s)\n")
         results.append(replace(result, order=order))
         if accelerator.is_main_process:
-            RunFolder(folder).write_about(arm=result.arm, command=command, order=order)
+            about = {"arm": result.arm, "command": command, "order": order}
+            RunFolder(folder).write_about(arm.method, **about)
         settings = _settings(arm, backbone, options)
         cost = cost_of(settings, phases.classes, phases.input_shape)
         measured.append(Measured(results[-1], cost, seconds_of(folder)))

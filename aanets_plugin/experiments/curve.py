@@ -129,7 +129,7 @@ def area(x: Sequence[float], y: Sequence[float], low: float, high: float) -> flo
     """The area under a curve of straight lines from `low` to `high`, divided by their distance: the
     mean height. None if the distance is zero or negative.
 
-    Example:
+    Examples:
         >>> area([1, 3], [50, 70], 1, 3), area([1, 3], [50, 70], 2, 3)
         (60.0, 65.0)
     """

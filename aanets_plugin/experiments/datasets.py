@@ -173,8 +173,8 @@ def scenarios(
 
     Args:
         data: the dataset, as `load_data` returns it.
-        base_classes, phases: the number of classes in the first phase and the number of phases
-            after it; see `check_split`.
+        base_classes: the number of classes in the first phase; see `check_split`.
+        phases: the number of phases after it.
         order: all classes in the order in which they are learned. Default: `paper_order`. As
             always in Continuum, the label of a class in a scenario is its position in this order.
         increments: instead of `base_classes` and `phases`, the number of new classes in each phase.

@@ -73,7 +73,7 @@ def launcher_from(args: argparse.Namespace, output: Path) -> tuple[Launcher, int
 def slurm_options(words: Sequence[str]) -> dict[str, Any]:
     """Options of submitit from NAME=VALUE.
 
-    Example:
+    Examples:
         >>> slurm_options(["slurm_partition=gpu", "timeout_min=60"])
         {'slurm_partition': 'gpu', 'timeout_min': 60}
     """

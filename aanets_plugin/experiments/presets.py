@@ -30,7 +30,7 @@ class Setting:
     def configured(self, method: Method) -> Method:
         """`method` with the hyperparameters of this setting, except those that were changed.
 
-        Example:
+        Examples:
             >>> from aanets_plugin.baselines import LUCIR
             >>> setting("imagenet", "paper").configured(LUCIR()).base
             10.0
@@ -51,7 +51,7 @@ class Setting:
     def split(self, classes: int, base_classes: int | None, phases: int | None) -> tuple[int, int]:
         """The classes of the first phase and the number of later phases, with defaults for None.
 
-        Example:
+        Examples:
             >>> DATASET_SETTINGS["cifar100"].split(100, None, None)
             (50, 5)
             >>> DATASET_SETTINGS["folder"].split(37, None, None)
@@ -82,11 +82,11 @@ DATASET_SETTINGS = {
     "folder": Setting("resnet18_open", replace(_SHORT, batch_size=64)),
 }
 
-# Where each value comes from is in docs/reproduce.md. On ImageNet-Subset the recipe is that of the
-# README of the authors' code, which replaced the paper's on ImageNet (learning rate 0.1, divided by
-# 10 after 30 and 60 epochs). On ImageNet the authors refer to the settings of the methods' authors.
-# The number of workers is our choice. We do not use the paper's γ2 = 1e-8 for α, because α hardly
-# moves with it; --alpha-lr sets it.
+# Where each value comes from is in docs/reproduce/recipes.md. On ImageNet-Subset the recipe is that
+# of the README of the authors' code, which replaced the paper's on ImageNet (learning rate 0.1,
+# divided by 10 after 30 and 60 epochs). On ImageNet the authors refer to the settings of the
+# methods' authors. The number of workers is our choice. We do not use the paper's γ2 = 1e-8 for α,
+# because α hardly moves with it; --alpha-lr sets it.
 _CIFAR = Setting("resnet32", Training(epochs=160, base_epochs=160))
 _IMAGENET = Setting(
     "resnet18_open",

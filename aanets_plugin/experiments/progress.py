@@ -96,7 +96,7 @@ def describe(job: Job) -> str:
 def duration(seconds: float) -> str:
     """Seconds in words.
 
-    Example:
+    Examples:
         >>> duration(40), duration(5400), duration(200000)
         ('40 s', '90 min', '55.6 h')
     """

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aanets_plugin.alpha_history import AlphaRecord, read_csv
+from aanets_plugin.baselines.method import Method
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.files import write_text
@@ -66,9 +67,10 @@ class RunFolder:
         text = json.dumps(network, indent=2, ensure_ascii=False) + "\n"
         write_text(self.path / "network.json", text)
 
-    def write_about(self, **about: str) -> None:
-        """Write what reports say of the run beside its settings: arm, command, class order."""
-        text = json.dumps(about, ensure_ascii=False)
+    def write_about(self, method: Method, *, arm: str, command: str, order: str = "") -> None:
+        """Write what reports say of the run beside its settings."""
+        about = {"method": method.title, "rule": method.predicts_by, "arm": arm}
+        text = json.dumps({**about, "command": command, "order": order}, ensure_ascii=False)
         write_text(self.path / "about.json", text + "\n")
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:

@@ -69,7 +69,8 @@ def run(
     """Run a method through all phases of a scenario and return the measurements.
 
     Args:
-        train, test: Continuum's `ClassIncremental` scenarios with the same class order.
+        train: Continuum's `ClassIncremental` scenario of the training data.
+        test: the scenario of the test data, with the same class order.
         backbone: a network, with or without a classifier, or a function that returns one.
         method: a method of `aanets_plugin.baselines`.
         output: the folder of the run; `RunFolder` lists its files.
@@ -194,7 +195,7 @@ class Run:
                 self.trackers.finish()
         result = self.result
         if self.is_main:
-            self.folder.write_about(arm=self.arm, command=self.command)
+            self.folder.write_about(self.method, arm=self.arm, command=self.command)
             if self.report:
                 report_run(self.folder, result, self.state, self.phases, self.command)
         return result

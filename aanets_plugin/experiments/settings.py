@@ -115,7 +115,7 @@ class Training:
     def factor(self, epoch: int, epochs: int, schedule: str) -> float:
         """The factor on the learning rate in this epoch, counted from 0.
 
-        Example:
+        Examples:
             >>> [Training().factor(epoch, 160, "step") for epoch in (0, 79, 80, 120)]
             [1.0, 1.0, 0.1, 0.01]
         """

@@ -22,7 +22,7 @@ def check_split(classes: int, *, base_classes: int | None = None, phases: int) -
             there is no large first phase.
         phases: the number of equal phases after the first one; with `base_classes=0` of all.
 
-    Example:
+    Examples:
         >>> check_split(100, phases=5)
         [50, 10, 10, 10, 10, 10]
         >>> check_split(10, base_classes=0, phases=5)
@@ -61,7 +61,7 @@ def check_split(classes: int, *, base_classes: int | None = None, phases: int) -
 def check_increments(increments: Sequence[int], classes: int) -> list[int]:
     """The number of new classes in each phase, if they add up to all classes.
 
-    Example:
+    Examples:
         >>> check_increments([4, 1, 2, 3], 10)
         [4, 1, 2, 3]
     """
@@ -78,7 +78,7 @@ def check_increments(increments: Sequence[int], classes: int) -> list[int]:
 def describe_increments(increments: Sequence[int]) -> str:
     """The phases in a few words.
 
-    Example:
+    Examples:
         >>> describe_increments([50, 10, 10]), describe_increments([2, 2]), describe_increments([4])
         ('50 classes first, then 2 x 10 classes', '2 x 2 classes', '1 x 4 classes')
         >>> describe_increments([4, 1, 2, 3])
@@ -95,7 +95,7 @@ def describe_increments(increments: Sequence[int]) -> str:
 def read_order(choice: str, classes: int) -> list[int]:
     """A class order by a seed, or from a file with all classes as numbers from 0.
 
-    Example:
+    Examples:
         >>> read_order("1993", 100) == paper_order(100)
         True
     """
@@ -124,7 +124,7 @@ def paper_order(classes: int, seed: int = PAPER_SEED) -> list[int]:
 
     numpy's global random state is neither used nor changed.
 
-    Example:
+    Examples:
         >>> paper_order(100)[:5]
         [68, 56, 78, 8, 23]
     """

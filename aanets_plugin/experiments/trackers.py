@@ -19,7 +19,7 @@ _PROJECT = "aanets"
 def tracker_options(names: list[str] | None) -> dict[str, Any]:
     """The arguments of `Accelerator` for these trackers; an error if a package is missing.
 
-    Example:
+    Examples:
         >>> tracker_options(["tensorboard"])["log_with"]
         ['tensorboard']
     """

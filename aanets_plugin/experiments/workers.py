@@ -72,7 +72,7 @@ def environments(jobs: int, threads: int | None, gpus: int) -> list[dict[str, st
     By default a process has one thread on a CPU, so that results do not depend on the number of
     jobs; beside a GPU the processes share the cores.
 
-    Example:
+    Examples:
         >>> [found["CUDA_VISIBLE_DEVICES"] for found in environments(3, 1, gpus=2)]
         ['0', '1', '0']
     """

@@ -38,11 +38,10 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
     JointTraining has a single experience, so it trains only θ_base unless `base_phase=False`. In an
     online stream, α learns at the end of the last part of an experience.
 
+    The options of `AANetConfig` have the same names here. Those of the conversion (`blocks`,
+    `stem`, `stages`, `alpha`) are ignored if the model is already converted.
+
     Args:
-        blocks, stem, stages, alpha: See `convert_to_aanet`. They are ignored if the model is
-            already converted.
-        lr, momentum, normalize, official, phi_decay, schedule, update_base, max_batches: How α is
-            updated; see `AANetConfig`.
         per_class: Maximum number of balanced samples, and of stored exemplars, per class.
         balanced: False: α learns on all training data and exemplars of the experience, for
             comparison.

@@ -27,11 +27,12 @@ def balanced_loader(
     Args:
         taskset: Continuum's task set of this phase, with or without the samples of the memory.
         memory: Continuum's `RehearsalMemory`. None or empty: use the samples of `taskset` alone.
-        per_class, generator: as in `balanced_indices`.
+        per_class: as in `balanced_indices`.
+        generator: as in `balanced_indices`.
         balanced: False: all samples of the task set and the memory, in random order.
         options: other arguments of torch's `DataLoader`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from continuum import ClassIncremental
         >>> from continuum.datasets import InMemoryDataset

@@ -33,7 +33,7 @@ class Reported:
 def accuracy(table: str, row: str, dataset: str, phases: int) -> Reported | None:
     """The paper's value of a cell; None if it has none.
 
-    Example:
+    Examples:
         >>> accuracy("2", "lucir-learned", "cifar100", 5)
         Reported(text='66.74±0.37')
         >>> accuracy("1", "1", "digits", 5) is None

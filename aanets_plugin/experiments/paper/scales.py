@@ -36,7 +36,7 @@ class Scale:
     def configured(self, method: Method) -> tuple[Scale, Method]:
         """The scale for a method, and the method with the hyperparameters of the scale.
 
-        Example:
+        Examples:
             >>> from aanets_plugin.baselines import PODNet
             >>> scale_of("imagenet-subset", "paper").configured(PODNet())[0].training.batch_size
             64
@@ -52,7 +52,7 @@ class Scale:
 
         If N does not divide the second half, the first phase has the fewest classes less.
 
-        Example:
+        Examples:
             >>> scale_of("cifar100", "paper").increments(100, 5)
             (50, 10, 10, 10, 10, 10)
             >>> scale_of("digits", "small").increments(10, 2)

@@ -57,7 +57,7 @@ def cells_as_text(grid: Grid, table: Table) -> tuple[list[str], list[list[str]]]
 def value_text(cell: Cell) -> str:
     """Mean and 95% interval of three values or more, otherwise the values.
 
-    Example:
+    Examples:
         >>> value_text(Cell([61.0, 62.0, 63.0], 3, None)), value_text(Cell([61.0], 2, None))
         ('62.00 ± 2.48', '61.00 (1 of 2 seeds)')
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 from aanets_plugin.alpha_history import AlphaRecord
 from aanets_plugin.baselines import METHODS, Joint
-from aanets_plugin.baselines.method import Method
+from aanets_plugin.baselines.method import Method, Rule
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.results import FIXED, LEARNED, PLAIN, RULES, UPPER_BOUND, Result
 from aanets_plugin.experiments.run_folder import RunFolder
@@ -27,16 +27,15 @@ class Finished:
     config: dict[str, Any]
     result: Result
     alpha: list[AlphaRecord]
-    about: dict[str, Any]
-    """The arm's name and the command."""
+    method: str
+    """The method's name in tables and figures."""
+    rule: Rule
+    """The rule that the method's authors report."""
+    command: str
     cost: dict[str, Any]
     branches: dict[str, Any]
     grad_cam: str
     """The picture in base64; empty if there is none."""
-
-    @property
-    def method(self) -> type[Method]:
-        return {**METHODS, Joint.name: Joint}[self.config["method"]["name"]]
 
 
 def read_finished(folder: Path) -> tuple[list[Finished], int]:
@@ -59,22 +58,32 @@ def _read(folder: Path) -> Finished | None:
     config, rows = _json(folder / "config.json"), own.rows()
     if len(rows) < len(config["data"]["increments"]):
         return None
-    about = _json(folder / "about.json")
+    about = {**_about(config), **_json(folder / "about.json")}
     by_rule: Any = {rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]}
     classes = [row["classes"] for row in rows]
-    arm, order = about.get("arm") or _arm(config), about.get("order", "")
-    result = Result(arm, config["seed"], classes, order=order, **by_rule)
+    result = Result(about["arm"], config["seed"], classes, order=about["order"], **by_rule)
     picture = folder / "grad_cam.png"
     return Finished(
         folder,
         config,
         result,
         own.alpha(),
-        about,
+        about["method"],
+        about["rule"],
+        about["command"],
         _json(folder / "cost.json"),
         _json(folder / "branches.json"),
         base64.b64encode(picture.read_bytes()).decode() if picture.exists() else "",
     )
+
+
+def _about(config: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a run of an earlier version, which has no about.json."""
+    name = config["method"]["name"]
+    known: dict[str, type[Method]] = {**METHODS, Joint.name: Joint}
+    method = known.get(name)
+    title, rule = (name, "head") if method is None else (method.title, method.predicts_by)
+    return {"method": title, "rule": rule, "arm": _arm(config), "command": "", "order": ""}
 
 
 def _arm(config: dict[str, Any]) -> str:

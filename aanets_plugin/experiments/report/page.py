@@ -19,7 +19,7 @@ def write_page(folder: str | Path) -> Path:
     runs, unfinished = read_finished(folder)
     results = [run.result for run in runs]
     lead = next((run for run in runs if run.result.arm != UPPER_BOUND), runs[0])
-    rule = lead.method.predicts_by
+    rule = lead.rule
     parts = [
         sections.in_short(results, rule, runs),
         sections.accuracy(results, rule),
@@ -38,10 +38,10 @@ def write_page(folder: str | Path) -> Path:
         undefined=jinja2.StrictUndefined,
     )
     arms = len(arm_names(results))
-    heading = f"{lead.method.title} with and without AANets"
+    heading = f"{lead.method} with and without AANets"
     if arms == 1:
-        heading = f"{lead.method.title}: {results[0].arm}"
-    about = lead.about.get("about") or describe(lead.config)
+        heading = f"{lead.method}: {results[0].arm}"
+    about = describe(lead.config)
     page = environment.get_template("page.html")
     write_text(folder / "report.html", page.render(heading=heading, about=about, sections=parts))
     return folder / "report.html"

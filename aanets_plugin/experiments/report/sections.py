@@ -222,7 +222,7 @@ def cost(runs: Sequence[Finished]) -> list[Section]:
 
 
 def commands(runs: Sequence[Finished], unfinished: int) -> Section:
-    commands = dict.fromkeys(run.about["command"] for run in runs if run.about.get("command"))
+    commands = dict.fromkeys(run.command for run in runs if run.command)
     text = f"{unfinished} more runs in this folder are not finished." if unfinished else ""
     parts = [Markup("<pre>{}</pre>").format("\n".join(commands))] if commands else []
     for run in runs:
