@@ -197,7 +197,8 @@ def _hold(module: nn.Module) -> None:
     own = {name: value for name, value in module._parameters.items() if value is not None}
     for name, value in own.items():
         del module._parameters[name]
-        module.register_buffer(name, value.detach())
+        # A copy, since an optimizer that still has the parameter may go on changing it.
+        module.register_buffer(name, value.detach().clone())
     vars(module)["held"] = {name: value.requires_grad for name, value in own.items()}
     _taken[module] = {name: TensorWeakRef(value) for name, value in own.items()}
 

@@ -67,6 +67,23 @@ def test_an_optimizer_from_before_the_conversion_trains_all_of_phase_0(options):
         assert {id(p) for p in model.parameters()} != {id(p) for p in before}
 
 
+@pytest.mark.filterwarnings("ignore:φ did not move")
+def test_an_optimizer_of_phase_0_does_not_change_the_frozen_base():
+    model = network()
+    optimizer = sgd(model)
+    bilevel = BilevelStrategy(convert_to_aanet(model))
+    with bilevel.phase():
+        train(model, optimizer)
+    weight, base = model.fc.weight.detach().clone(), dict(model.conv1.named_buffers())["weight"]
+    frozen = base.clone()
+    with bilevel.phase():
+        model.zero_grad()  # leaves the last gradients of conv1, which the optimizer still has
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+    assert torch.equal(base, frozen)
+    assert not torch.equal(model.fc.weight, weight)  # the control: it trains what it has
+
+
 def test_the_value_is_that_of_the_model_not_the_one_that_the_parameter_had():
     model = network()
     weight = model.conv1.weight
