@@ -22,10 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except Exception as error:
         if (cause := _file_system_error(error)) is None:
             raise
-        raise FileWriteError(
-            f"{path} cannot be written ({cause.strerror or cause}). What was there before is "
-            f"unchanged. Make room, or use a folder that can be written to, and start again."
-        ) from error
+        raise write_error(path, cause) from error
     finally:
         if temporary.is_file():
             temporary.unlink()
@@ -35,6 +32,14 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file. A crash leaves either the old file or the new one, never a part."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_error(path: Path, cause: OSError) -> FileWriteError:
+    """The error of ours for one of the file system."""
+    return FileWriteError(
+        f"{path} cannot be written ({cause.strerror or cause}). What was there before is "
+        f"unchanged. Make room, or use a folder that can be written to, and start again."
+    )
 
 
 def _file_system_error(error: BaseException | None) -> OSError | None:

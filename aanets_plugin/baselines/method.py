@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from aanets_plugin.baselines.feature_maps import stage_maps
-from aanets_plugin.field_checks import Count, Positive, check_fields
+from aanets_plugin.field_checks import check_fields
 
 if TYPE_CHECKING:
     from aanets_plugin.baselines.network import IncrementalNet
@@ -45,11 +45,8 @@ class Output:
 class FineTuning:
     """Settings of the fine-tuning of the head on exemplars at the end of a phase."""
 
-    epochs: Count
-    lr: Positive
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    epochs: int
+    lr: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from aanets_plugin.experiments.costs import (
     costs_table,
     seconds_of,
 )
+from aanets_plugin.experiments.report.collect import Finished, read_finished
 from aanets_plugin.experiments.report.page import write_page
 from aanets_plugin.experiments.results import RULES, UPPER_BOUND, Result, write_summary
 from aanets_plugin.experiments.run_folder import RunFolder
@@ -215,8 +216,11 @@ def compare_orders(
         cost = cost_of(settings, phases.classes, phases.input_shape)
         measured.append(Measured(results[-1], cost, seconds_of(folder)))
     if accelerator.is_main_process:
+        measured = _with_other_seeds(measured, {output / run_name(n, s, o) for o, s, n in todo})
         last = output / run_name(LEARNED, seeds[-1], list(orders)[-1])
-        _report(results, arms[first].method, output, last, command, notes)
+        _report(
+            [each.result for each in measured], arms[first].method, output, last, command, notes
+        )
         rule = arms[first].method.predicts_by
         write_text(output / "costs.md", costs_table(measured, rule))
         write_text(output / "costs.csv", costs_csv(measured, rule))
@@ -273,6 +277,25 @@ def _check(
     for seed, folder in folders.items():
         RunFolder(folder).open({**tried.config, "seed": seed}, resume=resume)
     return tried.phases
+
+
+def _with_other_seeds(measured: list[Measured], folders: set[Path]) -> list[Measured]:
+    """Add the finished runs of earlier comparisons in the same folder, if all but their seeds is
+    as in these."""
+    (output,) = {folder.parent for folder in folders}
+    runs, _ = read_finished(output)
+    same = [_but_seed(run) for run in runs if run.folder in folders]
+    costs = {each.result.arm: each.cost for each in measured}
+    others = [
+        Measured(run.result, costs[run.result.arm], seconds_of(run.folder))
+        for run in runs
+        if run.folder not in folders and _but_seed(run) in same and run.result.arm in costs
+    ]
+    return sorted([*measured, *others], key=lambda each: each.result.seed) if others else measured
+
+
+def _but_seed(run: Finished) -> Any:
+    return run.result.arm, run.result.order, {**run.config, "seed": None, "source": None}
 
 
 def same_start(first: Arm, arm: Arm) -> bool:

@@ -8,10 +8,9 @@ from collections.abc import Hashable
 from functools import partial
 from pathlib import Path
 
-import filelock
-
 from aanets_plugin.experiments.datasets import Data, load_data, scenarios
 from aanets_plugin.experiments.queue import Job
+from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.runner import Run
 from aanets_plugin.experiments.trainer import default_accelerator
 from aanets_plugin.experiments.variants import RunSettings
@@ -111,6 +110,5 @@ class Plan:
 
 def do(plan: Plan, folder: Path, base: Path | None) -> None:
     """Do the run, or what is left of it. Another process that does the same run waits for it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder / "lock"):
+    with RunFolder(folder).lock(wait=True):
         plan.prepare(folder, base).finish()

@@ -1,15 +1,18 @@
 """The folder of a run: settings, measurements, plots, and the checkpoints to resume from."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 from aanets_plugin.alpha_history import AlphaRecord, read_csv
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.files import write_text
+from aanets_plugin.files import write_error, write_text
 
 BEFORE = {"channels_last": False, "compile": "no"}
 """What runs did before it was written to config.json."""
@@ -23,7 +26,8 @@ class RunFolder:
     `checkpoint/` has `phase.pt` (the end of the last phase), `epoch.pt` (the last epoch) and
     `base.pt` (the network after the first phase, which other runs can start from). A run that keeps
     all phases has `phase0.pt`, `phase1.pt` and so on, too. `status.json` says which epoch was the
-    last, `time.json` what each phase has cost.
+    last, `time.json` what each phase has cost. `lock` is locked by the process that works on the
+    run.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -59,6 +63,35 @@ class RunFolder:
                 f"{self.path} holds a run with other settings ({differences}). Use the same "
                 f"settings to resume it, or another output folder."
             )
+
+    @contextmanager
+    def lock(self, *, wait: bool = False) -> Iterator[None]:
+        """Keep other processes from working on the run, or wait until none does.
+
+        The system releases the lock of a process that dies.
+        """
+        # One object per folder, so that who has the lock can take it again.
+        lock = filelock.FileLock(self.path / "lock", is_singleton=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=-1 if wait else 0)
+        except filelock.Timeout:
+            raise ConfigurationError(
+                f"another process is working on the run in {self.path}. Wait until it has ended, "
+                f"or use another output folder."
+            ) from None
+        except OSError as error:
+            raise write_error(self.path, error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def version(self) -> list[tuple[int, int] | None]:
+        """Something that changes when a process begins the run or ends one of its phases."""
+        files = (self.path / "config.json", self.phase)
+        stats = [file.stat() if file.exists() else None for file in files]
+        return [None if stat is None else (stat.st_ino, stat.st_mtime_ns) for stat in stats]
 
     def write_config(self, config: dict[str, Any]) -> None:
         write_text(self.path / "config.json", json.dumps(config, indent=2) + "\n")

@@ -164,6 +164,7 @@ class Run:
         self.config = config if source is None else {**config, "source": dict(source)}
         self.base_config = base_config(config, method, self.training)
         self.folder = RunFolder(output)
+        self.version = self.folder.version()
         self.folder.open(config, resume=resume)
         saved = checkpoint.load(self.folder.phase, checkpoint.PHASE)
         if saved is not None:
@@ -180,6 +181,15 @@ class Run:
 
     def finish(self) -> Result:
         """Run the remaining phases, write the report and return the measurements."""
+        with self.folder.lock() if self.is_main else nullcontext():
+            if self.is_main and self.folder.version() != self.version:
+                raise ConfigurationError(
+                    f"another process has worked on the run in {self.folder.path} since this one "
+                    f"has read it. Start again to continue from there."
+                )
+            return self._finish()
+
+    def _finish(self) -> Result:
         if self.is_main:
             self.folder.write_config(self.config)
             self.folder.write_network(self.network)

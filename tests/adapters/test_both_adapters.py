@@ -114,7 +114,9 @@ def test_the_loss_of_the_first_incremental_batch(aanets, batches, tmp_path):
         progress=False,
     )
     state = trained_base(benchmark, []).model.state_dict()
-    run.base = {name: value for name, value in state.items() if name != "columns"}
+    own = {name: value for name, value in state.items() if name != "columns"}
+    run.state.net.load_state_dict(own)
+    run.has_base = True
     run._learn(0)
     remember(run.state, run.trainer, run.phases, 0, tmp_path)
     assert not batches, "the base is not trained again"

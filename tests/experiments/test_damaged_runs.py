@@ -193,5 +193,5 @@ def test_a_run_goes_on_when_the_disk_has_room_again(tmp_path, finished):
 
 def test_a_folder_that_cannot_be_made_is_told_before_training(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FileWriteError, match=r"config\.json cannot be written"):
+    with pytest.raises(FileWriteError, match=r"file/run cannot be written"):
         resume(tmp_path / "file" / "run")
