@@ -305,7 +305,8 @@ def test_a_negative_number_of_exemplars_is_refused():
 
 @pytest.mark.parametrize(("per_class", "classes"), [(0, 100), (20, 0), (-1, 100)])
 def test_a_budget_without_exemplars_or_classes_is_refused(per_class, classes):
-    with pytest.raises(ConfigurationError, match=f"per_class={per_class}, classes={classes}"):
+    wrong = f"per_class={per_class}" if per_class < 1 else f"classes={classes}"
+    with pytest.raises(ConfigurationError, match=f"{wrong}: must be an integer ≥ 1"):
         MemoryBudget(per_class, classes, (3, 32, 32))
 
 
