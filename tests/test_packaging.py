@@ -91,7 +91,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
         installs_as + name.removeprefix(folder)
         for name in versioned_files()
         for folder, installs_as in PACKAGE_FOLDERS.items()
-        if name.startswith(f"{folder}/") and name.endswith((".py", "py.typed"))
+        if name.startswith(f"{folder}/") and name.endswith((".py", "py.typed", ".html"))
     }
     assert {"aanets_plugin/__init__.py", "aanets_plugin/py.typed"} <= expected
     assert names == expected
@@ -170,15 +170,19 @@ def test_there_is_one_version(installed, tmp_path):
 
 
 EXTRA_OF = {
-    "aanets_plugin/*.py": {"plots"},
+    "aanets_plugin/*.py": {"plots", "report"},
     "aanets_plugin/baselines/*.py": set(),
-    "aanets_plugin/experiments/**/*.py": {"experiments"},
+    "aanets_plugin/experiments/**/*.py": {"experiments", "slurm"},
     "adapters/avalanche/*.py": {"avalanche"},
     "adapters/continuum/*.py": {"continuum"},
     "examples/avalanche_plugin.py": {"avalanche"},
     "examples/[!a]*.py": {"examples"},
 }
-DISTRIBUTIONS = {"avalanche": "avalanche-lib", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {
+    "avalanche": "avalanche-lib",
+    "pytorch_grad_cam": "grad-cam",
+    "sklearn": "scikit-learn",
+}
 COMES_WITH = {
     "avalanche-lib": {"matplotlib", "scikit-learn", "torchvision", "tqdm"},
     "continuum": {"numpy", "PIL"},

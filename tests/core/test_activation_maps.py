@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torchvision.models import resnet18
 
 from aanets_plugin import (
     ConfigurationError,
@@ -91,8 +90,8 @@ def test_heads_of_the_methods_and_the_last_level_by_default(method):
 
 
 def test_torchvision_and_timm():
-    timm = pytest.importorskip("timm")
-    for model in (resnet18(num_classes=3), timm.create_model("resnet10t", num_classes=3)):
+    timm, models = (pytest.importorskip(name) for name in ("timm", "torchvision.models"))
+    for model in (models.resnet18(num_classes=3), timm.create_model("resnet10t", num_classes=3)):
         maps = grad_cam(converted(model), torch.randn(1, 3, 32, 32), [2], level=0)
         assert maps["stable"].shape == (1, 32, 32)
         assert maps["stable"].max() > 0.5
