@@ -34,3 +34,7 @@ class NonFiniteLossError(AANetError):
 
 class FileWriteError(AANetError, OSError):
     """A file could not be written, for example because the disk is full."""
+
+
+class ProcessError(AANetError):
+    """Another process of the same run has failed."""

@@ -31,6 +31,7 @@ from aanets_plugin.experiments import checkpoint
 from aanets_plugin.experiments.channels_last import allows_channels_last
 from aanets_plugin.experiments.network_description import network_description
 from aanets_plugin.experiments.phase_end import fine_tune, measure, remember
+from aanets_plugin.experiments.processes import share_statistics, telling_of_failures
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
 from aanets_plugin.experiments.run_config import base_config, exemplars_left, load_base, run_config
@@ -176,6 +177,7 @@ class Run:
             self.has_base = True
         self.accelerator.wait_for_everyone()  # all have read the folder before one writes to it
         self.network = network
+        share_statistics(net.backbone, self.accelerator)
         self.trackers = Trackers(self.accelerator, tensorboard=tensorboard)
         net.to(self.accelerator.device)
 
@@ -187,7 +189,8 @@ class Run:
                     f"another process has worked on the run in {self.folder.path} since this one "
                     f"has read it. Start again to continue from there."
                 )
-            return self._finish()
+            with telling_of_failures(self.accelerator):
+                return self._finish()
 
     def _finish(self) -> Result:
         if self.is_main:

@@ -6,12 +6,17 @@ import os
 import socket
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.multiprocessing as mp
+from torch import nn
 
+from aanets_plugin import convert_to_aanet
+from aanets_plugin.baselines import LUCIR
 from aanets_plugin.experiments import AANets, scenarios
+from aanets_plugin.experiments.processes import share_statistics
 from tests.experiments.run_setup import (
     EXEMPLARS,
     INCREMENTS,
@@ -64,15 +69,67 @@ def one_of_two_processes(rank, port, root):
     torch.distributed.destroy_process_group()
 
 
+class FailsOnOne(LUCIR):
+    """Raises an error in the first incremental phase, in the second process alone."""
+
+    def loss(self, head, out, targets, teacher):
+        if teacher is not None and os.environ["RANK"] == "1":
+            raise ZeroDivisionError
+        return super().loss(head, out, targets, teacher)
+
+
+def one_that_fails(rank, port, root):
+    torch.set_num_threads(1)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    try:
+        small_run(root / "run", FailsOnOne(), split={"base_classes": 5, "phases": 1})
+    except Exception as error:
+        (root / f"error{rank}").write_text(f"{type(error).__name__}: {error}")
+
+
+def test_a_process_ends_with_a_message_when_another_fails(tmp_path):
+    context, port = mp.get_context("spawn"), free_port()
+    both = [context.Process(target=one_that_fails, args=(r, port, tmp_path)) for r in RANKS]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+        assert process.exitcode is not None
+    assert (tmp_path / "error1").read_text() == "ZeroDivisionError: "
+    told = (tmp_path / "error0").read_text()
+    assert told.startswith("ProcessError: process 0 of 2 has lost the connection")
+    assert len(rows_of(tmp_path / "run")) == 1  # the first phase is saved
+
+
+def test_batchnorm_is_shared_by_gpus():
+    """The layers alone: there are no two GPUs here."""
+    two, one = (
+        SimpleNamespace(num_processes=count, device=torch.device("cuda")) for count in (2, 1)
+    )
+    plain, x = network().eval(), torch.randn(2, 3, 32, 32)
+    expected, keys = plain(x), plain.state_dict().keys()
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in plain.modules())
+    for accelerator, count in ((one, 0), (two, norms)):
+        shared = share_statistics(plain, accelerator)
+        assert sum(isinstance(m, nn.SyncBatchNorm) for m in shared.modules()) == count
+    assert shared.state_dict().keys() == keys
+    torch.testing.assert_close(convert_to_aanet(shared)(x), expected)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A folder with the runs, and with the state of each process at their end."""
     root = tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     try:
-        mp.spawn(one_of_two_processes, (port, root), nprocs=2)
+        mp.spawn(one_of_two_processes, (free_port(), root), nprocs=2)
     except (mp.ProcessRaisedException, mp.ProcessExitedException):
         if not (root / "error").exists():
             raise
