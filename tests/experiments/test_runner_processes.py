@@ -153,7 +153,7 @@ def test_the_run_ends_and_its_folder_is_written_once(root, name):
         assert each["result"] == [row["head"] for row in rows]
     names = {path.name for path in (root / name).iterdir()}
     files = {"config.json", "network.json", "metrics.jsonl", "about.json", "alpha.csv"}
-    files |= {"status.json", "time.json"}
+    files |= {"status.json", "time.json", "lock"}
     assert names == files | {"checkpoint"}
     lines = (root / name / "alpha.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1 + 2 * 3
