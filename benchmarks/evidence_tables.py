@@ -259,9 +259,9 @@ SECTIONS = [
         "Equal compute, equal memory",
         "What remains of the gain if the plain network gets the time of AANets (11 epochs for 5) "
         "or their memory (24 exemplars for 20), and if AANets get only the memory of the plain "
-        "network (16 exemplars). Against all + all: whether the stable branch matters, or any "
-        "second branch does. More epochs can also harm a plain network that forgets; the row says "
-        "nothing about other ways to spend the time.",
+        "network (16 exemplars). All + all: its branches stay equal, so it is one branch whose "
+        "gradients are halved. More epochs can also harm a plain network that forgets; the row "
+        "says nothing about other ways to spend the time.",
         CONTROLS,
         [
             ("learned", "plain"),
