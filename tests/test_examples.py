@@ -140,13 +140,14 @@ def test_a_baseline_is_compared_with_and_without_aanets(script, tmp_path):
     done = start(script, *small, "--memory-per-class", "2", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
-    _, table, differences = done.stdout.split("\n| arm ")
+    _, table, differences, costs = done.stdout.split("\n| arm ")
     reported = "nearest mean" if script == "icarl.py" else "head"
     cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()[2:4]]
     assert [cell[:2] for cell in cells] == [["plain", reported], ["AANets, learned α", reported]]
     plain, learned = (float(cell[2].strip("*")) for cell in cells)
     assert 0 <= min(plain, learned) <= max(plain, learned) <= 100
     assert "difference to plain" in differences
+    assert "FLOPs" in costs
 
     folder = tmp_path / "runs" / script.removesuffix(".py")
     for name in ("accuracy.png", "alpha.png"):

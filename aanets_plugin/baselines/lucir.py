@@ -68,6 +68,7 @@ def lucir_loss(
         k, margin: See `margin_ranking_loss`.
 
     Examples:
+        >>> import torch
         >>> from aanets_plugin.baselines import SplitCosineLinear
         >>> head, features = SplitCosineLinear(16, old=3, new=2), torch.randn(4, 16)
         >>> scores = head.scores(features)

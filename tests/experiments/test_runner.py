@@ -64,7 +64,7 @@ def alphas(folder):
 def test_a_run_writes_all_files_of_its_folder(name, arm, finished):
     folder, _ = finished(name, arm)
     expected = {"config.json", "network.json", "metrics.jsonl", "about.json", "status.json"}
-    expected |= {"checkpoint", "time.json"}
+    expected |= {"checkpoint", "time.json", "lock"}
     if arm == "aanets":
         expected.add("alpha.csv")
     if name == REPORTED:
