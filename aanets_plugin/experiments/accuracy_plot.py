@@ -99,7 +99,7 @@ def plot_accuracy(
     figure.legend(
         loc="outside lower center",
         ncols=2,
-        title=f"{how}. In brackets: average over phases. {_shown(max(seeds))}",
+        title=f"{how}. In brackets: average over phases. {_shown(seeds)}",
         title_fontsize=9,
         frameon=False,
     )
@@ -114,8 +114,10 @@ def arm_colors(arms: Sequence[str]) -> dict[str, str]:
     return {arm: COLORS.get(arm) or next(others) for arm in arms}
 
 
-def _shown(seeds: int) -> str:
-    """What a curve is, for the legend."""
-    if seeds >= MIN_SEEDS_FOR_BAND:
-        return f"Mean of up to {seeds} seeds, band: 95% interval."
-    return "Mean of two seeds, points: single seeds." if seeds > 1 else "One seed."
+def _shown(seeds: set[int]) -> str:
+    """What a curve is, for the legend. `seeds` are the numbers of seeds of the arms."""
+    most = max(seeds)
+    if most >= MIN_SEEDS_FOR_BAND:
+        number = str(most) if len(seeds) == 1 else f"up to {most}"
+        return f"Mean of {number} seeds, band: 95% interval."
+    return "Mean of two seeds, points: single seeds." if most > 1 else "One seed."
