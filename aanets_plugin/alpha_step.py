@@ -39,9 +39,11 @@ class PlainStep:
         return gradient
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the momentum of every level."""
         return {"velocity": dict(self.velocity)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
         self.velocity = dict(state["velocity"])
 
 
@@ -58,6 +60,7 @@ class NormalizedStep(PlainStep):
         self.squares: dict[str, Tensor] = {}
 
     def direction(self, level: str, gradient: Tensor) -> Tensor:
+        """Add the gradient to the sum of squares, and return it divided by the root."""
         squares = gradient.square().sum()
         if level in self.squares:
             squares = squares + self.squares[level]
@@ -65,8 +68,10 @@ class NormalizedStep(PlainStep):
         return gradient / squares.sqrt() if squares > 0 else gradient
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the momentum and the sum of squares of every level."""
         return {**super().state_dict(), "squares": dict(self.squares)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
         super().load_state_dict(state)
         self.squares = dict(state["squares"])

@@ -210,6 +210,7 @@ def balanced_subset(
 
 
 def permutation(n: int, generator: torch.Generator | None) -> torch.Tensor:
+    """A random order of `n` items on the CPU, drawn on the generator's device."""
     device = "cpu" if generator is None else generator.device
     return torch.randperm(n, generator=generator, device=device).cpu()
 
@@ -262,6 +263,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def check_length(labels: torch.Tensor, dataset: Any, name: str) -> None:
+    """Refuse labels that are not one per sample. A dataset without a length passes."""
     if hasattr(dataset, "__len__") and len(labels) != len(dataset):
         raise ConfigurationError(
             f"{name} has {len(labels)} labels, but the {type(dataset).__name__} has {len(dataset)} "
@@ -316,6 +318,7 @@ def _form(item: Any) -> str:
 
 
 def check_counts(classes: torch.Tensor, counts: torch.Tensor, wanted: int, name: str) -> None:
+    """Refuse `wanted` samples per class if a class has fewer; `name` is the option's."""
     short = (counts < wanted).nonzero().flatten()
     if len(short):
         worst = short[counts[short].argmin()]

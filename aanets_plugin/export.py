@@ -83,7 +83,7 @@ class _Flat(nn.Module):
 
 
 def _named(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an output and their names: "output", "logits", "maps_0", …"""
+    """The tensors of an output and their names, such as "output", "logits" or "maps_0"."""
     if isinstance(output, Tensor):
         yield name or "output", output
         return

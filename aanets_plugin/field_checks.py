@@ -27,6 +27,7 @@ class Limits:
     below: float = math.inf
 
     def allow(self, value: float) -> bool:
+        """Whether `value` is within the limits."""
         return self.least <= value and self.above < value < self.below
 
     def __str__(self) -> str:

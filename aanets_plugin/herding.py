@@ -89,6 +89,7 @@ def _herd(features: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def check_features(features: torch.Tensor) -> None:
+    """Refuse features that are not finite floating point [samples, dimensions]."""
     if not isinstance(features, torch.Tensor):
         raise ConfigurationError(
             f"features is a {type(features).__name__}: must be a tensor [samples, dimensions]. "

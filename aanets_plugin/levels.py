@@ -158,6 +158,7 @@ class Branches(nn.Module):
         return [((x[i * size : (i + 1) * size],), {}) for i in range(count)]
 
     def extra_repr(self) -> str:
+        """Show the kinds of the branches in `repr`."""
         return f"blocks={'+'.join(self.blocks)}"
 
 
@@ -195,11 +196,13 @@ class AdaptiveLevel(Branches):
         self.alpha = torch.tensor(self.initial_alpha, dtype=like.dtype, device=like.device)
 
     def thaw_base(self) -> None:
+        """Return to the base phase: one branch, all of it learns, no α."""
         super().thaw_base()
         self.alpha = None
         self.from_conversion = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the branches, aggregated with α."""
         if len(self.branches) == 1:
             return self.plastic(*args, **kwargs)
         calls = self._split(args, kwargs) if self.after_paired_stem else self._same(args, kwargs)
@@ -260,6 +263,7 @@ class AdaptiveLevel(Branches):
             super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
+        """Show the name, the kinds of the branches and α in `repr`."""
         alpha = "base phase" if self.alpha is None else [round(a, 4) for a in self.alpha.tolist()]
         return f"{self.name}, {super().extra_repr()}, alpha={alpha}"
 
@@ -276,6 +280,7 @@ class PairedStem(Branches):
         self.first = first
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the branches, concatenated along the batch dimension."""
         if len(self.branches) == 1:
             return self.plastic(*args, **kwargs)
         calls = (self._same if self.first else self._split)(args, kwargs)

@@ -82,11 +82,13 @@ class OfficialBilevel(BilevelStrategy):
             self._decay_hook = register_optimizer_step_pre_hook(self._decay_phi)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the gradients that α has collected."""
         alphas = {name: level.alpha for name, level in named_levels(self.model).items()}
         gradients = {name: alpha.grad for name, alpha in alphas.items() if alpha is not None}
         return {**super().state_dict(), "gradients": gradients}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
         super().load_state_dict(state)
         for name, level in named_levels(self.model).items():
             gradient = state["gradients"].get(name)

@@ -27,6 +27,7 @@ class WrapperCheck:
         self.checked: int | None = None
 
     def __call__(self, module: nn.Module, args: Any) -> None:
+        """Raise PhaseError if the wrapper around the module is older than its parameters."""
         if torch.compiler.is_compiling():
             return
         wrapper: Any = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]

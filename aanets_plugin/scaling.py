@@ -70,6 +70,7 @@ class Scaled(FrozenParameters):
 
     @property
     def weight(self) -> Tensor:
+        """The product W ⊙ φ, which cannot be written into."""
         kernel: Tensor = self._buffers["weight"]  # type: ignore[assignment]
         if torch.compiler.is_compiling():
             # The layout that inductor would choose crashes the backward of convolutions on the CPU.
@@ -79,6 +80,7 @@ class Scaled(FrozenParameters):
         return (kernel * (1 + _whole(self.delta))).as_subclass(ReadOnly)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the layer with the weight W ⊙ φ."""
         if torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
         vars(self)["_computes"] = True
@@ -114,6 +116,7 @@ class Frozen(FrozenParameters):
     prefix = "Frozen"
 
     def train(self, mode: bool = True) -> Frozen:
+        """Stay in eval mode, whatever `mode` is."""
         return super().train(False)
 
 

@@ -57,6 +57,7 @@ class FACILAdapter(HostAdapter):
         self.keep_in_state_dict(host.model)
 
     def see_task(self, t: int, trn_loader: Any, val_loader: Any) -> None:
+        """Keep the training data of the task."""
         self.data = trn_loader.dataset
 
     def see_epoch(self, t: int, trn_loader: Any) -> None:
@@ -64,19 +65,24 @@ class FACILAdapter(HostAdapter):
         self.loader = trn_loader
 
     def network(self) -> nn.Module:
+        """Return the network with all heads."""
         return self.host.model  # type: ignore[no-any-return]
 
     def backbone(self) -> nn.Module:
+        """Return the network without its heads."""
         return self.host.model.model  # type: ignore[no-any-return]
 
     def training_data(self) -> Any:
+        """Return the data of the task, which may contain exemplars."""
         return self.data
 
     def memory(self) -> Any:
+        """Return a copy of the exemplars as they are now; None if there are none."""
         exemplars = self.host.exemplars_dataset
         return copy.copy(exemplars) if exemplars is not None and len(exemplars) else None
 
     def steps_per_epoch(self) -> int:
+        """Return the number of batches of the loader that trains."""
         return len(self.loader)
 
     def logits(self, outputs: Any) -> Tensor:
@@ -86,6 +92,7 @@ class FACILAdapter(HostAdapter):
         return super().logits(outputs)
 
     def optimizer(self) -> Optimizer | None:
+        """Return the optimizer of the last task, if there is one."""
         return getattr(self.host, "optimizer", None)
 
     def parameters_changed(

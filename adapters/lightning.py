@@ -1,7 +1,6 @@
 """Lightning: AANetCallback learns α between the epochs of `trainer.fit`.
 
 Examples:
-
     aanets = AANetCallback(balanced=lambda: balanced_loader)
     for train_loader in tasks:
         trainer = Trainer(max_epochs=10, callbacks=[aanets])
@@ -131,6 +130,7 @@ class AANetCallback(Callback):  # type: ignore[misc]
             self.bilevel.begin_phase()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of α for Lightning's checkpoint."""
         return {} if self._bilevel is None else self._bilevel.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -146,5 +146,6 @@ class AANetCallback(Callback):  # type: ignore[misc]
                 pl_module.log(f"alpha/{name}", level.alpha[0].item(), sync_dist=True)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the phase, unless a `with callback.phase():` block does."""
         if not self._in_block:
             self.bilevel.end_phase()

@@ -104,6 +104,7 @@ class MammothAdapter(HostAdapter):
                 level.register_forward_hook(_aggregate_prerelu)
 
     def begin_task(self, dataset: Any) -> None:
+        """Begin a phase on the labelled samples of the task."""
         if self.bilevel.in_phase:  # restored from a checkpoint that mammoth wrote inside a task
             self.bilevel.cancel_phase()
         data = _Labelled(dataset.train_loader.dataset)
@@ -119,9 +120,11 @@ class MammothAdapter(HostAdapter):
             self.cancel_phase()
 
     def network(self) -> nn.Module:
+        """Return the network, without the copies that a model keeps."""
         return self.host.net  # type: ignore[no-any-return]
 
     def training_data(self) -> Any:
+        """Return the labelled samples of the task."""
         return self.data
 
     def memory(self) -> Any:
@@ -132,6 +135,7 @@ class MammothAdapter(HostAdapter):
         return _BufferData(buffer, self.host.normalization_transform)
 
     def optimizer(self) -> Optimizer | None:
+        """Return the model's optimizer, which mammoth may keep for all tasks."""
         return getattr(self.host, "opt", None)
 
     def parameters_changed(

@@ -63,12 +63,15 @@ class PyCILAdapter(HostAdapter):
         self.loader = loaders[0] if loaders else self.host.train_loader
 
     def network(self) -> nn.Module:
+        """Return the network with its head."""
         return self.host._network  # type: ignore[no-any-return]
 
     def backbone(self) -> nn.Module:
+        """Return the network's `convnet`."""
         return self.host._network.convnet  # type: ignore[no-any-return]
 
     def training_data(self) -> Any:
+        """Return the data of the task, with exemplars if the learner replays them."""
         return self.loader.dataset
 
     def memory(self) -> Any:
@@ -81,6 +84,7 @@ class PyCILAdapter(HostAdapter):
         return memory
 
     def steps_per_epoch(self) -> int:
+        """Return the number of batches of the training loader."""
         return len(self.loader)
 
     def logits(self, outputs: Any) -> Tensor:
@@ -97,11 +101,13 @@ class MergingAdapter(PyCILAdapter):
     """
 
     def begin_phase(self) -> None:
+        """Begin a phase in which φ learns, too."""
         super().begin_phase()
         for layer in scaled_layers(self.bilevel.model):
             layer.requires_grad_(True)  # SSRE lets only what is called `adapter` learn
 
     def end_phase(self) -> None:
+        """End the phase. In stable branches, the merged convolutions are frozen."""
         super().end_phase()
         for name, module in self.bilevel.model.named_modules():
             if isinstance(module, Scaled) and name.endswith(".adapter"):

@@ -39,9 +39,11 @@ class CosineScores(nn.Module):
         return cosines(features, self.weight)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Return the scores, [batch, classes]."""
         return self.scores(features)
 
     def extra_repr(self) -> str:
+        """Show the numbers of features and classes in `repr`."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
@@ -53,6 +55,7 @@ class CosineLinear(CosineScores):
         self.sigma = nn.Parameter(torch.ones(1))
 
     def forward(self, features: Tensor) -> Tensor:
+        """Return the logits, σ times the scores, [batch, classes]."""
         return self.sigma * self.scores(features)
 
 
@@ -94,9 +97,11 @@ class SplitCosineLinear(nn.Module):
         return torch.cat([self.fc1(features), self.fc2(features)], dim=1)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Return the logits, σ times the scores, [batch, classes]."""
         return self.sigma * self.scores(features)
 
     def extra_repr(self) -> str:
+        """Show the numbers of features and classes in `repr`."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
@@ -201,6 +206,7 @@ class CosineMethod(Method):
     """
 
     def head(self, in_features: int, classes: int) -> nn.Module:
+        """Return a `CosineLinear`."""
         return CosineLinear(in_features, classes)
 
     def grow(
@@ -211,6 +217,7 @@ class CosineMethod(Method):
         targets: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> nn.Module:
+        """Return a `SplitCosineLinear` with `new` more classes; see `Method.grow`."""
         assert isinstance(head, (CosineLinear, SplitCosineLinear))
         if not self.imprints:
             return grow_cosine(head, new)
@@ -224,6 +231,7 @@ class CosineMethod(Method):
         return grown
 
     def score(self, head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine similarities, and logits: σ times them."""
         assert isinstance(head, (CosineLinear, SplitCosineLinear))
         scores = head.scores(features)
         return scores, head.sigma * scores

@@ -35,15 +35,18 @@ class ICaRL(CosineMethod):
 
     @property
     def imprints(self) -> bool:
+        """Whether the weights of new classes are imprinted, as in the authors' code."""
         return self.imprint
 
     def settings(self) -> dict[str, Any]:
+        """Return the name and the hyperparameters."""
         settings = super().settings()
         if not self.imprint:
             del settings["imprint"]  # so that runs from before this option can be continued
         return settings
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
+        """Return `icarl_loss` of a batch."""
         logits = None if teacher is None else teacher.logits
         return icarl_loss(out.logits, targets, logits, temperature=self.temperature, beta=self.beta)
 

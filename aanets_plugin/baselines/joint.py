@@ -19,4 +19,5 @@ class Joint(CosineMethod):
     keeps_all_data: ClassVar[bool] = True
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
+        """Return the cross-entropy of a batch."""
         return F.cross_entropy(out.logits, targets)

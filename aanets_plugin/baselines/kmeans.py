@@ -5,8 +5,11 @@ from torch import Tensor
 
 
 def kmeans_seeds(points: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
-    """Choose `k` samples as initial centres by k-means++: the next one is drawn with a probability
-    proportional to its squared distance from those chosen before."""
+    """Choose `k` samples as initial centres by k-means++.
+
+    The next one is drawn with a probability proportional to its squared distance from those chosen
+    before.
+    """
     chosen = [_draw(points.new_ones(len(points)), generator)]
     distances = (points - points[chosen[0]]).square().sum(dim=1)
     for _ in range(1, k):

@@ -117,6 +117,7 @@ class HeadLoss(nn.Module):
         self._net = [net]  # in a list, so that the backbone is not registered as a submodule
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the method's loss of a batch, without a teacher."""
         (net,) = self._net
         with torch.no_grad(), evaluating(net):
             features = net.features(x)

@@ -29,6 +29,7 @@ class LUCIR(CosineMethod):
     ranking_weight: PositiveOrZero = 1.0
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
+        """Return `lucir_loss` of a batch."""
         return lucir_loss(
             out.logits,
             targets,

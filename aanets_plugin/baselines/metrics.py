@@ -1,5 +1,4 @@
-"""Metrics after each phase: accuracies on groups of classes, their average, forgetting,
-intransigence."""
+"""Metrics after each phase: accuracies on groups of classes, average, forgetting, intransigence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,10 +94,11 @@ def phase_metrics(
 def intransigence(
     phases: Sequence[Mapping[str, Any]], joint: Sequence[Mapping[str, Any]]
 ) -> float | None:
-    """How far the accuracy on new classes is below that of joint training on all data seen so far,
-    mean over the phases after the first (Chaudhry et al. 2018, Eq. 5); less is better.
+    """How far the accuracy on new classes is below that of joint training; less is better.
 
-    Both are metrics as dicts, one for each phase of the same protocol. None with a single phase.
+    It is the mean over the phases after the first (Chaudhry et al. 2018, Eq. 5). Joint training
+    uses all data seen so far. Both are metrics as dicts, one for each phase of the same protocol.
+    None with a single phase.
 
     Examples:
         >>> intransigence([{"new": 90.0}, {"new": 70.0}], [{"new": 90.0}, {"new": 80.0}])

@@ -63,6 +63,7 @@ class Mnemonics(LUCIR):
 
     @property
     def fine_tuning(self) -> FineTuning | None:
+        """Epochs and learning rate for the head; None with `finetune_epochs=0`."""
         return FineTuning(self.finetune_epochs, self.finetune_lr) if self.finetune_epochs else None
 
     def refine(
@@ -74,6 +75,7 @@ class Mnemonics(LUCIR):
         bounds: tuple[Tensor, Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
+        """Return what `refine_exemplars` learns from `images`; see `Method.refine`."""
         return refine_exemplars(
             net,
             images,

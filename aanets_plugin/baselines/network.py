@@ -33,6 +33,7 @@ class IncrementalNet(nn.Module):
         return self.backbone(x).flatten(1)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, [batch, classes]."""
         return self.fc(self.features(x))  # type: ignore[no-any-return]
 
 

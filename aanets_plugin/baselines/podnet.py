@@ -40,9 +40,11 @@ class PODNet(Method):
 
     @property
     def fine_tuning(self) -> FineTuning | None:
+        """Epochs and learning rate for the head; None with `finetune_epochs=0`."""
         return FineTuning(self.finetune_epochs, self.finetune_lr) if self.finetune_epochs else None
 
     def head(self, in_features: int, classes: int) -> nn.Module:
+        """Return a `LocalSimilarityClassifier`."""
         return LocalSimilarityClassifier(in_features, classes, self.proxies)
 
     def grow(
@@ -53,6 +55,7 @@ class PODNet(Method):
         targets: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> nn.Module:
+        """Freeze the proxies of the old classes and add those of the new ones, in place."""
         assert isinstance(head, LocalSimilarityClassifier)
         for weight in head.weights:
             weight.requires_grad_(False)
@@ -64,11 +67,13 @@ class PODNet(Method):
         return head
 
     def score(self, head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return similarities, and logits: η times them."""
         assert isinstance(head, LocalSimilarityClassifier)
         scores = head.similarities(features)
         return scores, head.eta * scores
 
     def loss(self, head: nn.Module, out: Output, targets: Tensor, teacher: Output | None) -> Tensor:
+        """Return `podnet_loss` of a batch, or `proxy_nca_loss` without a teacher."""
         assert isinstance(head, LocalSimilarityClassifier)
         if teacher is None:
             return proxy_nca_loss(out.scores, targets, head.eta)
@@ -174,7 +179,7 @@ def pod_scale(seen: int, new: int) -> float:
 
 
 def proxy_nca_loss(similarities: Tensor, targets: Tensor, scale: Tensor | float) -> Tensor:
-    """PODNet's classification loss as in the authors' code, averaged over the batch:
+    """PODNet's classification loss as in the authors' code, averaged over the batch.
 
         log(1 + Σ_{i≠y} exp(s_i)) - s_y,  s = η ŷ - max η ŷ
 
@@ -200,7 +205,7 @@ def nca_loss(
     *,
     hinge: bool = True,
 ) -> Tensor:
-    """PODNet's classification loss as in its paper, averaged over the batch:
+    """PODNet's classification loss as in its paper, averaged over the batch.
 
         [-log exp(η(ŷ_y - δ)) / Σ_{i≠y} exp(η ŷ_i)]₊
 
@@ -218,8 +223,7 @@ def nca_loss(
 
 
 def _pooled(maps: Tensor) -> Tensor:
-    """Sums of squares over the width and over the height, [batch, channels · (height + width)],
-    L2-normalized."""
+    """L2-normalized sums of squares over width and height, [batch, channels · (height + width)]."""
     squares = at_least_float32(maps).square()
     sums = torch.cat([squares.sum(dim=3).flatten(1), squares.sum(dim=2).flatten(1)], dim=1)
     return F.normalize(sums, dim=1)

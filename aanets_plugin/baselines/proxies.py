@@ -53,6 +53,7 @@ class LocalSimilarityClassifier(nn.Module):
         return (by_class.softmax(dim=2) * by_class).sum(dim=2)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Return the logits, η times the similarities, [batch, classes]."""
         return self.eta * self.similarities(features)
 
     def add_classes(self, count: int, weights: Tensor | None = None) -> None:
@@ -83,6 +84,7 @@ class LocalSimilarityClassifier(nn.Module):
         self.add_classes(len(classes), centres)
 
     def extra_repr(self) -> str:
+        """Show the numbers of features, classes and proxies in `repr`."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"proxies={self.proxies}"

@@ -29,6 +29,7 @@ class CifarBlock(nn.Module):
         self.last = last
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the block, which has a final ReLU unless it is the last."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         out = out + self.shortcut(x)
@@ -36,8 +37,10 @@ class CifarBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """Three stages of `depth` blocks, 6 · depth + 2 layers. The first stage has `filters` filters,
-    each later one twice as many as the one before."""
+    """Three stages of `depth` blocks, 6 · depth + 2 layers.
+
+    The first stage has `filters` filters, each later one twice as many as the one before.
+    """
 
     def __init__(
         self, depth: int, num_classes: int, in_channels: int = 3, filters: int = 16
@@ -68,6 +71,7 @@ class CifarResNet(nn.Module):
         return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, [batch, classes]."""
         return self.fc(self.features(x))  # type: ignore[no-any-return]
 
 

@@ -19,14 +19,17 @@ class OpenBlock(BasicBlock):  # type: ignore[misc]  # torchvision is not annotat
     """ResNet's basic block without its last ReLU."""
 
     def forward(self, x: Any) -> Any:
+        """Return the sum of both paths, of either sign."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return out + (x if self.downsample is None else self.downsample(x))
 
 
 def resnet18_open() -> nn.Module:
-    """The paper's network for ImageNet: torchvision's ResNet-18 without the last ReLU, so that
-    features for a cosine classifier can be negative."""
+    """The paper's network for ImageNet: torchvision's ResNet-18 without the last ReLU.
+
+    So the features for a cosine classifier can be negative.
+    """
     model: Any = models.resnet18()
     last = OpenBlock(512, 512)
     for convolution in (last.conv1, last.conv2):

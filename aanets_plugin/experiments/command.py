@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def command_names() -> list[str]:
+    """The names of all commands: of the files in `commands/`."""
     return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
 
 

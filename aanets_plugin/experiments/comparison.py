@@ -264,8 +264,10 @@ def _check(
     folders: Mapping[int, Path],
     resume: bool,
 ) -> Phases:
-    """Set up a run, which checks all its settings and writes nothing, and look into the folders of
-    the seeds, which may hold runs with other settings. Returns its phases."""
+    """Set up a run, which checks all its settings and writes nothing. Return its phases.
+
+    It also looks into the folders of the seeds, which may hold runs with other settings.
+    """
     options = {**options, "aanets": arm.aanets, "resume": resume}
     (first, output), *_ = folders.items()
     try:
@@ -280,8 +282,7 @@ def _check(
 
 
 def _with_other_seeds(measured: list[Measured], folders: set[Path]) -> list[Measured]:
-    """Add the finished runs of earlier comparisons in the same folder, if all but their seeds is
-    as in these."""
+    """Add finished runs in the same folder, from earlier, that differ from these by seed alone."""
     (output,) = {folder.parent for folder in folders}
     runs, _ = read_finished(output)
     same = [_but_seed(run) for run in runs if run.folder in folders]

@@ -126,8 +126,9 @@ class MemoryCurve:
 
 
 def area(x: Sequence[float], y: Sequence[float], low: float, high: float) -> float | None:
-    """The area under a curve of straight lines from `low` to `high`, divided by their distance: the
-    mean height. None if the distance is zero or negative.
+    """The mean height of a curve of straight lines from `low` to `high`.
+
+    That is the area under it, divided by the distance. None if the distance is zero or negative.
 
     Examples:
         >>> area([1, 3], [50, 70], 1, 3), area([1, 3], [50, 70], 2, 3)
@@ -143,8 +144,10 @@ def area(x: Sequence[float], y: Sequence[float], low: float, high: float) -> flo
 
 
 def areas(points: Sequence[Point]) -> dict[str, tuple[float | None, float | None]]:
-    """The areas of each arm, of the average and of the last accuracy over the memory in MB, where
-    all arms have a curve."""
+    """The `area` of the average and of the last accuracy over the memory in MB, by arm.
+
+    The limits are those between which all arms have a curve.
+    """
     arms = list(dict.fromkeys(point.arm for point in points))
     of = {arm: [point for point in points if point.arm == arm] for arm in arms}
     low = max(min(point.memory for point in own) for own in of.values())

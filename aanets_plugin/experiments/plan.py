@@ -72,8 +72,10 @@ class Plan:
         )
 
     def prepare(self, output: Path, base: Path | None = None) -> Run:
-        """The run in the folder `output`, as far as it got. Its first phase is that of the run in
-        the folder `base`, if given."""
+        """The run in the folder `output`, as far as it got.
+
+        Its first phase is that of the run in the folder `base`, if given.
+        """
         data, own = self.source.load(), self.settings
         train, test = scenarios(data, increments=self.increments)
         return Run(

@@ -19,6 +19,7 @@ class Progress(Watch):
     """A line for each run that ends; on a terminal also a bar with the runs that are under way."""
 
     def begin(self, jobs: Sequence[Job], work: dict[str, list[float]]) -> None:
+        """Start the clock and, on a terminal, draw the bar."""
         self.jobs, self.work = list(jobs), work
         self.total = len(jobs)
         self.open = {job.name: job for job in jobs}
@@ -33,6 +34,7 @@ class Progress(Watch):
         )
 
     def look(self, running: Sequence[Job]) -> None:
+        """Draw the bar again, at most every `SECONDS`."""
         now = time.monotonic()
         if self.bar.disable or now - self.drawn < SECONDS:
             return
@@ -43,6 +45,7 @@ class Progress(Watch):
         self.bar.set_postfix_str("; ".join([*each, self.time_left()]))
 
     def ended(self, job: Job, problem: str) -> None:
+        """Print the accuracy of a run, or why it failed."""
         del self.open[job.name]
         number = f"{self.total - len(self.open)} of {self.total}"
         rows = RunFolder(job.folder).rows()
@@ -57,6 +60,7 @@ class Progress(Watch):
         sys.stdout.flush()
 
     def end(self) -> None:
+        """Remove the bar."""
         self.bar.close()
 
     def time_left(self) -> str:

@@ -35,10 +35,12 @@ class Job:
 
     @property
     def finished(self) -> bool:
+        """Whether the folder has the metrics of all phases."""
         return len(RunFolder(self.folder).rows()) == self.phases
 
     @property
     def has_base(self) -> bool:
+        """Whether the folder has the network of the first phase."""
         return RunFolder(self.folder).base.exists()
 
 
@@ -143,12 +145,17 @@ class Queue:
 class Watch:
     """Is told what happens in a queue. This one does nothing."""
 
-    def begin(self, jobs: Sequence[Job], work: dict[str, list[float]]) -> None: ...
+    def begin(self, jobs: Sequence[Job], work: dict[str, list[float]]) -> None:
+        """The queue begins. `work` has the work of each phase, by the name of the job."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Job) -> None:
+        """A job has begun."""
 
-    def look(self, running: Sequence[Job]) -> None: ...
+    def look(self, running: Sequence[Job]) -> None:
+        """Called again and again while jobs run."""
 
-    def ended(self, job: Job, problem: str) -> None: ...
+    def ended(self, job: Job, problem: str) -> None:
+        """A job has ended; `problem` is empty if it is finished."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """The queue is empty, or was stopped."""

@@ -42,6 +42,7 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 
 def read_digits(random: np.random.RandomState) -> tuple[Samples, Samples]:
+    """Training and test samples of scikit-learn's digits: a random half of each class."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -59,6 +60,7 @@ def read_digits(random: np.random.RandomState) -> tuple[Samples, Samples]:
 
 
 def read_cifar100(root: Path) -> tuple[Samples, Samples]:
+    """Training and test samples of the .npz files in `root`, else torchvision's CIFAR-100."""
     files = [root / "train.npz", root / "test.npz"]
     existing = [file.name for file in files if file.is_file()]
     if len(existing) == 1:
@@ -132,6 +134,10 @@ def _torchvision_cifar100(root: Path) -> tuple[Samples, Samples]:
 
 
 def read_image_tree(name: str, root: Path, subset: str | None = None) -> tuple[Samples, Samples]:
+    """Training and test samples, paths and labels, of folders with one folder per class.
+
+    `subset` chooses the classes of imagenet-subset from a folder of all of ImageNet.
+    """
     train = _image_folder(root, ("train",))
     test = _image_folder(root, ("val", "test"))
     _check_same_classes(root, {f"{Path(tree.root).name}/": tree.classes for tree in (train, test)})

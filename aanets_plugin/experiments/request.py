@@ -101,8 +101,7 @@ def check_options(args: argparse.Namespace) -> None:
 def setting_from(
     args: argparse.Namespace, method: Method, saved: SavedConfig | None = None
 ) -> Setting:
-    """The settings of the dataset and preset for a method, or those of a config, overridden by
-    explicit options."""
+    """The settings of dataset and preset for a method, or of a config, with the given options."""
     if saved is None:
         chosen = setting(args.dataset, args.preset, method)
     else:
@@ -124,6 +123,7 @@ def increments_from(args: argparse.Namespace, setting: Setting, classes: int) ->
 
 
 def memory_from(args: argparse.Namespace, setting: Setting) -> Memory:
+    """The memory that the options ask for; without them, that of the setting."""
     per_class = setting.memory_per_class if args.memory_total is None else None
     return Memory(per_class=per_class, total=args.memory_total, strict=args.strict_memory)
 

@@ -222,6 +222,7 @@ def write_summary(
 
 
 def signed(value: float) -> str:
+    """A difference with its sign and two decimals."""
     return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0: no "-0.00"
 
 

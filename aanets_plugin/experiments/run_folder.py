@@ -94,9 +94,11 @@ class RunFolder:
         return [None if stat is None else (stat.st_ino, stat.st_mtime_ns) for stat in stats]
 
     def write_config(self, config: dict[str, Any]) -> None:
+        """Write `config.json`."""
         write_text(self.path / "config.json", json.dumps(config, indent=2) + "\n")
 
     def write_network(self, network: dict[str, Any]) -> None:
+        """Write `network.json`."""
         text = json.dumps(network, indent=2, ensure_ascii=False) + "\n"
         write_text(self.path / "network.json", text)
 
@@ -140,6 +142,7 @@ class RunFolder:
         return read_csv(file) if file.exists() else []
 
     def write_alpha(self, bilevel: BilevelStrategy | None) -> None:
+        """Write `alpha.csv`, if α has learned."""
         if bilevel is not None and bilevel.history:
             bilevel.to_csv(self.path / "alpha.csv")
 

@@ -59,6 +59,7 @@ class RunState:
         return {"net": self.net.state_dict(), "bilevel": bilevel}
 
     def load_weights(self, state: dict[str, Any]) -> None:
+        """Restore what `weights` has returned."""
         self.net.load_state_dict(state["net"])
         if self.bilevel is not None:
             self.bilevel.load_state_dict(state["bilevel"])

@@ -242,6 +242,7 @@ class Run:
 
     @property
     def result(self) -> Result:
+        """The metrics of the phases so far; there must be one."""
         rows = self.state.rows
         by_rule: dict[str, Any] = {
             rule: [row[rule] for row in rows] for rule in RULES if rule in rows[0]
@@ -292,8 +293,7 @@ class Run:
         grow_head(self.method, net, new, samples, generator(self.seed, phase))
 
     def _update_alpha(self, new: Any, phase: int, epoch: int) -> None:
-        """Update α (Eq. 8) on the exemplars and as many samples of each class in `new`, or on all
-        of them."""
+        """Update α (Eq. 8) on the exemplars and as many samples of each new class, or all."""
         bilevel = self.state.bilevel
         if bilevel is None or self.aanets is None:
             return

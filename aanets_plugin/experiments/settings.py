@@ -29,8 +29,10 @@ def AANets(
     balanced_per_class: int | None = DEFAULTS.per_class,
     **options: Any,
 ) -> AANetConfig:
-    """Short form of `AANetConfig` for runs: `alpha_lr` is its `lr`, `balanced_per_class` its
-    `per_class`. All other options of `AANetConfig` can be passed by name.
+    """Short form of `AANetConfig` for runs.
+
+    `alpha_lr` is its `lr`, `balanced_per_class` its `per_class`. All other options of `AANetConfig`
+    can be passed by name.
     """
     names: dict[str, Any] = {"lr": alpha_lr, "per_class": balanced_per_class}
     return AANetConfig(blocks=blocks, stem=stem, **names, **options)
@@ -107,9 +109,11 @@ class Training:
         check_fields(self)
 
     def epochs_of(self, phase: int) -> int:
+        """The epochs of a phase, from 0."""
         return self.base_epochs if phase == 0 and self.base_epochs is not None else self.epochs
 
     def lr_of(self, phase: int) -> float:
+        """The learning rate at the start of a phase, from 0."""
         return self.base_lr if phase == 0 and self.base_lr is not None else self.lr
 
     def factor(self, epoch: int, epochs: int, schedule: str) -> float:

@@ -68,6 +68,7 @@ class Trackers:
         self.accelerator.log(values, step=step)
 
     def finish(self) -> None:
+        """Close the trackers."""
         # Accelerator.end_training would end all processes as well.
         for tracker in self.accelerator.trackers:
             tracker.finish()

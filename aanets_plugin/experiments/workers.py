@@ -57,11 +57,13 @@ class Workers:
         self.workers = [_Worker(environment) for environment in environments]
 
     def start(self, name: str, call: Call, log: Path) -> Started:
+        """Give a job to a process that is free; there must be one."""
         worker = next(worker for worker in self.workers if not worker.busy)
         worker.begin(call, log)
         return worker
 
     def close(self) -> None:
+        """End the processes."""
         for worker in self.workers:
             worker.close()
 
@@ -184,9 +186,9 @@ def _outcome(call: Call) -> str:
 
 
 class Submitit:
-    """Jobs of a Slurm cluster through submitit. One that is preempted or runs out of time is queued
-    again and goes on from its last checkpoint.
+    """Jobs of a Slurm cluster through submitit.
 
+    One that is preempted or runs out of time is queued again and goes on from its last checkpoint.
     `folder` is for submitit's files, `options` are those of its `update_parameters`, such as
     `slurm_partition` and `timeout_min`. `cluster="local"` starts processes on this machine.
     """
@@ -210,6 +212,7 @@ class Submitit:
             ) from error
 
     def start(self, name: str, call: Call, log: Path) -> Started:
+        """Submit a job to the cluster."""
         self.executor.update_parameters(name=name)
         return _Submitted(self.executor.submit(Requeued(call)))
 
@@ -224,9 +227,11 @@ class Requeued:
         self.call = call
 
     def __call__(self) -> None:
+        """Do the job."""
         self.call()
 
     def checkpoint(self) -> Any:
+        """Called by submitit before a job is stopped: submit it again."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

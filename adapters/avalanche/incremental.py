@@ -108,6 +108,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
 
     @property
     def net(self) -> BenchmarkNet:
+        """The network without its wrappers, such as DistributedDataParallel."""
         net = unwrapped(self.model)
         assert isinstance(net, BenchmarkNet)
         return net
@@ -127,6 +128,7 @@ class IncrementalStrategy(SupervisedTemplate):  # type: ignore[misc]
             self.adapted_dataset = concat_datasets([part.train() for part in parts])
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool = True, **kwargs: Any) -> None:
+        """As in Avalanche, but the state of the optimizer is reset unless told otherwise."""
         super().check_model_and_optimizer(reset_optimizer_state=reset_optimizer_state, **kwargs)
 
     def model_adaptation(self, model: nn.Module | None = None) -> nn.Module:

@@ -24,6 +24,7 @@ def default_loss(strategy: Any) -> LossFunction:
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """Cross-entropy of the class logits for a batch (x, y, task label)."""
     x, y, tasks = to_device(model, batch)
     if isinstance(model, TrainEvalModel):
         # Its forward in eval mode predicts by nearest mean, which has no gradient.
@@ -42,5 +43,6 @@ def contrastive(
 
 
 def to_device(model: nn.Module, batch: Any) -> list[Tensor]:
+    """The tensors of a batch on the device of the model."""
     device = next(model.parameters()).device
     return [item.to(device, non_blocking=True) for item in batch]

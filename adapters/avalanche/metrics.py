@@ -41,9 +41,11 @@ class AlphaMetric(PluginMetric):  # type: ignore[misc]
         return self._weights
 
     def reset(self) -> None:
+        """Forget the weights."""
         self._weights = {}
 
     def after_training_epoch(self, strategy: Any) -> list[MetricValue]:
+        """Emit α of each level and branch."""
         model = AANetPlugin.of(strategy).bilevel.model
         self._weights = {
             name: level.alpha.tolist()
@@ -76,6 +78,7 @@ class AlphaCSVLogger(CSVLogger):  # type: ignore[misc]
         self._write("w", [("training_exp", "epoch", "metric", "value")])
 
     def after_training_epoch(self, strategy: Any, metric_values: Any, **kwargs: Any) -> None:
+        """Write a row for each value of α, besides Avalanche's own rows."""
         super().after_training_epoch(strategy, metric_values, **kwargs)
         position = (self.training_exp_id, strategy.clock.train_exp_epochs)
         alphas = [value for value in metric_values if value.name.startswith(_PREFIX)]

@@ -160,6 +160,7 @@ class AANetPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.bilevel.after_epoch(lambda: self.balanced.loader(strategy, phase, workers))
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        """Store exemplars of the experience, at the end of its last part."""
         if self._ends:
             self.balanced.experience_ended(strategy)
 

@@ -14,15 +14,16 @@ from .incremental import IncrementalStrategy
 
 
 class LUCIR(IncrementalStrategy):
-    """LUCIR (Hou et al. 2019); see `aanets_plugin.baselines.LUCIR`. Example:
+    """LUCIR (Hou et al. 2019); see `aanets_plugin.baselines.LUCIR`.
 
-    strategy = LUCIR(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        method=baselines.LUCIR(margin=0.4),
-        train_mb_size=128,
-        plugins=[AANetPlugin()],
-    )
+    Example:
+        strategy = LUCIR(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            method=baselines.LUCIR(margin=0.4),
+            train_mb_size=128,
+            plugins=[AANetPlugin()],
+        )
     """
 
     method_type = baselines.LUCIR

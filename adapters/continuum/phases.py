@@ -88,6 +88,7 @@ class Phases:
 
     @property
     def classes(self) -> int:
+        """The number of classes of all phases."""
         return sum(self.increments)
 
     def seen(self, phase: int) -> int:
@@ -112,6 +113,7 @@ class Phases:
 
     @property
     def test_transforms(self) -> Any:
+        """The transforms of the test data."""
         return self.scenarios[1][0].trsf
 
     @property

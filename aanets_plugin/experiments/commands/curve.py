@@ -19,6 +19,7 @@ from aanets_plugin.experiments.paper.scales import scale_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument("what", choices=("memory",), help="memory: exemplars per class")
     parser.add_argument("method", choices=METHODS, metavar="METHOD", help=", ".join(METHODS))
     group = add_grid_options(parser)
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> None:
+    """Do the runs that are missing, then write and print the curve."""
     smallest = min(scale_of(args.dataset, args.scale).phases)
     grid = grid_from(args, [], [smallest])
     curve = MemoryCurve(grid, args.method, args.arms, args.budgets)

@@ -24,6 +24,7 @@ GRAD_CAM = "5"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     names = sorted([*FIGURES, GRAD_CAM])
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     group = parser.add_argument_group("figure 5")
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> None:
+    """Do the runs that are missing and draw the figure, or Grad-CAM maps of a run."""
     if (args.name == GRAD_CAM) != (args.run is not None):
         raise ConfigurationError(
             f"figure {args.name}: --run is needed for figure {GRAD_CAM}, and for no other one. "

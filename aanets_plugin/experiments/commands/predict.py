@@ -15,6 +15,7 @@ from aanets_plugin.experiments.predictor import load_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add = parser.add_argument
     parser.usage = "aanets predict RUN IMAGE… [options]"
     add("run", type=Path, metavar="RUN", help="folder of a run")
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> None:
+    """Print the best classes of each image."""
     files = [file for path in args.images for file in _files(path)]
     predictor = load_run(args.run, args.phase, device=args.device)
     found = predictor.predict(files, by=args.by, batch_size=args.batch_size)

@@ -13,8 +13,10 @@ from aanets_plugin.experiments.report.page import write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of this command."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of runs")
 
 
 def execute(args: argparse.Namespace) -> None:
+    """Write `report.html` and print its path."""
     print(write_page(args.folder))

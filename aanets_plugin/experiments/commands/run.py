@@ -22,6 +22,7 @@ from aanets_plugin.experiments.saved_config import SavedConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.usage = "aanets run METHOD [options]"
     names = ", ".join(METHODS)
     parser.add_argument(
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> None:
+    """Do the runs of a comparison."""
     compare_as_asked(_method(args), args, shlex.join(["aanets", *sys.argv[1:]]))
 
 

@@ -19,6 +19,7 @@ from aanets_plugin.experiments.paper.write import write_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument("name", choices=TABLES, metavar="NAME", help=", ".join(TABLES))
     group = add_grid_options(parser)
     group.add_argument(
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> None:
+    """Do the runs that are missing, then write and print the table."""
     table = TABLES[args.name]
     table.check(args.dataset)
     grid = grid_from(args, table.chosen(args.rows))

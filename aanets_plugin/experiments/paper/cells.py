@@ -33,6 +33,7 @@ class Cell:
 
 
 def method_of(name: str) -> Method:
+    """The method of this name with its defaults; "joint" is one of them here."""
     kinds: dict[str, type[Method]] = {**METHODS, "joint": Joint}
     return kinds[name]()
 

@@ -40,6 +40,7 @@ class Figure:
         return [n for n in scale.phases if self.middle is None or (n == middle) == self.middle]
 
     def check(self, dataset: str) -> None:
+        """Refuse a dataset for which the paper has no such figure."""
         if dataset not in self.datasets:
             raise ConfigurationError(
                 f"figure {self.name}: the paper has none for {dataset}. Use one of "

@@ -22,10 +22,12 @@ class Reported:
 
     @property
     def value(self) -> float:
+        """The accuracy in per cent."""
         return float(self.text.partition("±")[0])
 
     @property
     def interval(self) -> float | None:
+        """The half width of the interval, or None."""
         interval = self.text.partition("±")[2]
         return float(interval) if interval else None
 

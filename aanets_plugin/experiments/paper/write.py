@@ -72,6 +72,7 @@ def value_text(cell: Cell) -> str:
 
 
 def caption(grid: Grid, table: Table) -> str:
+    """The settings behind a table, as a paragraph."""
     scale, training = grid.scale, grid.scale.training
     metric = "Average incremental accuracy" if table.metric == "average" else "Last-phase accuracy"
     images = "all" if scale.images_per_class is None else str(scale.images_per_class)
@@ -92,6 +93,7 @@ def caption(grid: Grid, table: Table) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table. All columns but the first two are aligned to the right."""
     lines = [header, ["---", "---", *["--:"] * (len(header) - 2)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

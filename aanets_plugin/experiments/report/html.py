@@ -12,8 +12,10 @@ def table(text: str) -> Markup:
 
 
 def figure(content: str, caption: str = "") -> Markup:
+    """A figure around markup that is trusted; the caption is escaped."""
     return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(Markup(content), caption)
 
 
 def details(title: str, content: Markup) -> Markup:
+    """A part of the page that opens when its title is clicked."""
     return Markup("<details><summary>{}</summary>{}</details>").format(title, content)

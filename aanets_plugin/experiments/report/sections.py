@@ -81,6 +81,7 @@ def _mean_of_last(results: Sequence[Result], arm: str, rule: Rule, key: str) -> 
 
 
 def accuracy(results: Sequence[Result], rule: Rule) -> Section:
+    """Tables of the accuracies and of the differences to plain, and a figure for each rule."""
     parts = [html.table(results_table(results, reported=rule))]
     if PLAIN in (arms := arm_names(results)) and len(arms) > 1:
         parts.append(html.table(paired_table(results, reported=rule)))
@@ -92,6 +93,7 @@ def accuracy(results: Sequence[Result], rule: Rule) -> Section:
 
 
 def forgetting(results: Sequence[Result], rule: Rule) -> Section:
+    """Accuracy on the classes of each phase, after each phase."""
     matrices = {}
     for arm in arm_names(results):
         if runs := metrics_of(results, arm, rule):
@@ -115,6 +117,7 @@ def forgetting(results: Sequence[Result], rule: Rule) -> Section:
 
 
 def groups(results: Sequence[Result], rule: Rule) -> Section:
+    """Accuracy on old, new and first classes after the last phase."""
     names = {"all": "all", "old": "old", "new": "newest", "base": "first phase"}
     groups: dict[str, dict[str, float | None]] = {}
     for arm in arm_names(results):
@@ -131,6 +134,7 @@ def groups(results: Sequence[Result], rule: Rule) -> Section:
 
 
 def confusion(results: Sequence[Result], rule: Rule) -> list[Section]:
+    """Which phase's classes are taken for which; no section if it was not measured."""
     matrices = {}
     for arm in arm_names(results):
         counts: list[Any] = [run[-1].get("confusion") for run in metrics_of(results, arm, rule)]
@@ -158,6 +162,7 @@ def confusion(results: Sequence[Result], rule: Rule) -> list[Section]:
 
 
 def alpha(runs: Sequence[Finished]) -> list[Section]:
+    """The course of α in the last run that learned it; no section without one."""
     learned = [run for run in runs if any(record.loss is not None for record in run.alpha)]
     if not learned:
         return []
@@ -171,6 +176,7 @@ def alpha(runs: Sequence[Finished]) -> list[Section]:
 
 
 def branches(runs: Sequence[Finished]) -> list[Section]:
+    """What each branch alone knows; no section if no run has measured it."""
     measured = [run for run in runs if run.branches]
     if not measured:
         return []
@@ -193,6 +199,7 @@ def branches(runs: Sequence[Finished]) -> list[Section]:
 
 
 def grad_cam(runs: Sequence[Finished]) -> list[Section]:
+    """The last run's Grad-CAM maps; no section without them."""
     pictures = [run for run in runs if run.grad_cam]
     if not pictures:
         return []
@@ -207,6 +214,7 @@ def grad_cam(runs: Sequence[Finished]) -> list[Section]:
 
 
 def cost(runs: Sequence[Finished]) -> list[Section]:
+    """Parameters, FLOPs and memory of each arm; no section without them."""
     costs = {run.result.arm: run.cost for run in runs if run.cost}
     if not costs:
         return []
@@ -222,6 +230,7 @@ def cost(runs: Sequence[Finished]) -> list[Section]:
 
 
 def commands(runs: Sequence[Finished], unfinished: int) -> Section:
+    """The commands and settings of all runs."""
     commands = dict.fromkeys(run.command for run in runs if run.command)
     text = f"{unfinished} more runs in this folder are not finished." if unfinished else ""
     parts = [Markup("<pre>{}</pre>").format("\n".join(commands))] if commands else []
