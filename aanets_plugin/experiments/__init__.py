@@ -10,9 +10,9 @@ from aanets_plugin.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from aanets_plugin.experiments.accuracy_plot import plot_accuracy as plot_accuracy
+    from aanets_plugin.experiments.arms import Arm as Arm
+    from aanets_plugin.experiments.arms import arms_of as arms_of
     from aanets_plugin.experiments.cli import main as main
-    from aanets_plugin.experiments.comparison import Arm as Arm
-    from aanets_plugin.experiments.comparison import arms_of as arms_of
     from aanets_plugin.experiments.comparison import compare as compare
     from aanets_plugin.experiments.datasets import load_data as load_data
     from aanets_plugin.experiments.datasets import scenarios as scenarios
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "accuracy_plot": ("plot_accuracy",),
+    "arms": ("Arm", "arms_of"),
     "cli": ("main",),
-    "comparison": ("Arm", "arms_of", "compare"),
+    "comparison": ("compare",),
     "datasets": ("load_data", "scenarios"),
     "predictor": ("Predictions", "Predictor", "load_run"),
     "results": ("Result", "accuracy_table", "paired_table", "results_table"),

@@ -1,41 +1,24 @@
 """main: the command line of a script that compares a method with and without AANets."""
 
 import argparse
-import dataclasses
-import os
+import copy
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
-from accelerate.utils import broadcast_object_list, patch_environment
 
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.errors import ConfigurationError
-from aanets_plugin.experiments.backbones import backbone_factory
 from aanets_plugin.experiments.command import errors_as_messages
-from aanets_plugin.experiments.comparison import arms_of, compare_orders, control_arms
-from aanets_plugin.experiments.datasets import Data, load_data, scenarios
+from aanets_plugin.experiments.comparison import Comparison, Place
+from aanets_plugin.experiments.comparison_request import comparison_from
+from aanets_plugin.experiments.launch import do_jobs, launcher_from
 from aanets_plugin.experiments.options import make_parser
-from aanets_plugin.experiments.presets import Setting
-from aanets_plugin.experiments.request import (
-    aanet_config_from,
-    check_options,
-    complete,
-    increments_from,
-    memory_from,
-    setting_from,
-)
+from aanets_plugin.experiments.queue import Job
 from aanets_plugin.experiments.results import PLAIN, Result, paired_table, results_table
-from aanets_plugin.experiments.saved_config import SOURCE, NamedOrder
-from aanets_plugin.experiments.settings import Memory
-from aanets_plugin.experiments.splits import PAPER_SEED, describe_increments, read_order
-from aanets_plugin.experiments.trackers import tracker_options
-from aanets_plugin.experiments.trainer import default_accelerator
-from aanets_plugin.experiments.variants import Shared
 
 
 def main(
@@ -59,63 +42,30 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
 
     `command` is the command line, to be shown in the summary.
     """
-    saved = complete(args)
-    check_options(args)
-    setting, aanets = setting_from(args, method, saved), aanet_config_from(args, saved)
-    method = setting.configured(method)
-    names = [*(args.log_with or []), *(["tensorboard"] if args.tensorboard else [])]
-    accelerator = _make_accelerator(
-        args.device,
-        args.precision,
-        setting.training.batch_size,
-        compiles=args.compile,
-        **tracker_options(list(dict.fromkeys(names))),
-    )
-    with accelerator.main_process_first():  # so that only one process downloads
-        data = load_data(
-            args.dataset,
-            args.data,
-            per_class=args.images_per_class,
-            image_size=args.image_size,
-            subset=args.subset,
-            color_jitter=setting.color_jitter,
-        )
-        make_backbone = backbone_factory(setting.backbone, pretrained=args.pretrained)
-    increments = increments_from(args, setting, data.classes)
-    orders = _orders(data, args.order, increments)
-    memory = memory_from(args, setting)
-    arms = arms_of(method, aanets, fixed_alpha=args.fixed_alpha, upper_bound=args.upper_bound)
-    if aanets is not None:
-        shared = Shared(
-            make_backbone, memory, setting.training, data.classes, data.input_shape, aanets
-        )
-        arms |= control_arms(args.controls, method, shared)
     default = Path("runs") / method.name
-    output = _shared_output_folder(accelerator, args.output, default, args.resume)
-    about = _describe(data, setting, memory, increments)
+    launcher = launcher_from(args, args.output or default)
+    if launcher is None and args.threads is not None:
+        torch.set_num_threads(args.threads)
+    comparison = comparison_from(method, copy.copy(args), command)
+    comparison.check()
+    output, (about,) = comparison.output, comparison.notes
     is_new_name = not (args.output or args.resume or output == default)
-    reason = f" ({default} exists)" if is_new_name else ""
-    accelerator.print(f"{method.name}: {about}. Results are written to {output}{reason}.\n")
-    results = compare_orders(
-        orders,
-        make_backbone,
-        arms,
-        output=output,
-        seeds=args.seeds or [args.seed],
-        memory=memory,
-        training=setting.training,
-        resume=args.resume,
-        accelerator=accelerator,
-        command=command,
-        notes=[about],
-        class_names=data.class_names,
-        keep_phases=args.keep_phases,
-        source=_source(args, setting, memory),
-    )
-    if accelerator.is_main_process:
-        print(results_table(results, reported=method.predicts_by))
-        if len(arms) > 1:
-            print(paired_table(results, PLAIN, reported=method.predicts_by))
+    where = f"{output} ({default} exists)" if is_new_name else str(output)
+    comparison.accelerator.print(f"{method.name}: {about}. Results are written to {where}.\n")
+    if launcher is None:
+        results = comparison.run()
+    else:
+        jobs = _jobs(comparison, method, args, command)
+        outcome = do_jobs(jobs, output, *launcher)
+        if outcome.failed:
+            print("Add --resume to the same command to do what is missing.", file=sys.stderr)
+            raise SystemExit(1)
+        results = comparison.read()
+    if comparison.accelerator.is_main_process:
+        rule = next(iter(comparison.arms.values())).method.predicts_by
+        print(results_table(results, reported=rule))
+        if len(comparison.arms) > 1:
+            print(paired_table(results, PLAIN, reported=rule))
         print((output / "costs.md").read_text(encoding="utf-8"))
         for name in ("accuracy.png", "alpha.png", "summary.md", "costs.csv", "report.html"):
             if (output / name).exists():
@@ -123,117 +73,34 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
     return results
 
 
-def _source(args: argparse.Namespace, setting: Setting, memory: Memory) -> dict[str, Any]:
-    """What the data and the network are made from, for --config."""
-    return {
-        **{name: getattr(args, name) for name in SOURCE},
-        "data": None if args.data is None else str(args.data.absolute()),
-        "backbone": setting.backbone,
-        "color_jitter": setting.color_jitter,
-        "memory": dataclasses.asdict(memory),
-    }
-
-
-def _orders(
-    data: Data, choices: Sequence[str | NamedOrder], increments: Sequence[int]
-) -> dict[str, Any]:
-    """The scenarios of each class order. The name of the paper's is empty."""
-    orders = {}
-    for choice in choices:
-        try:
-            name, order = _named_order(choice, data.classes)
-            if name in orders:
-                raise ConfigurationError("is given twice. Leave out one of them.")
-            orders[name] = scenarios(data, increments=increments, order=order)
-        except ConfigurationError as error:
-            given = choice.name if isinstance(choice, NamedOrder) else choice
-            raise ConfigurationError(f"--order {given}: {error}") from None
-    return orders
-
-
-def _named_order(choice: str | NamedOrder, classes: int) -> NamedOrder:
-    if isinstance(choice, NamedOrder):
-        return choice
-    name = "" if choice == str(PAPER_SEED) else f"order{Path(choice).stem}"
-    return NamedOrder(name, read_order(choice, classes))
-
-
-def _describe(data: Data, setting: Setting, memory: Memory, increments: Sequence[int]) -> str:
-    """The settings that all runs share, in one line."""
-    training = setting.training
-    number = f"{memory.per_class} per class" if memory.total is None else f"{memory.total} in total"
-    return (
-        f"{data.name}, {describe_increments(increments)}; exemplars: {number}"
-        f"{', fewer with AANets (strict memory)' if memory.strict else ''}; {setting.backbone}, "
-        f"{training.epochs_of(0)} epochs in the first phase, {training.epochs} in the others, "
-        f"batch size {training.batch_size}, learning rate {training.lr:g}"
-    )
-
-
-def _make_accelerator(device: str, precision: str, batch_size: int, **options: Any) -> Accelerator:
-    """An accelerator on this device. Under a launcher each process has its own device."""
-    has_launcher = "LOCAL_RANK" in os.environ
-    environment = {}
-    if not has_launcher and device not in ("auto", "cpu"):
-        environment = {"ACCELERATE_TORCH_DEVICE": device}
-    try:
-        if environment:
-            torch.zeros(1, device=device).item()  # fails on meta, which holds no data
-        with patch_environment(**environment):
-            state = PartialState(cpu=device == "cpu")
-    except (AssertionError, RuntimeError) as error:
+def _jobs(
+    comparison: Comparison, method: Method, args: argparse.Namespace, command: str
+) -> list[Job]:
+    """The runs as jobs of other processes, which read the options again."""
+    if comparison.accelerator.num_processes > 1:
         raise ConfigurationError(
-            f"--device {device}: cannot be used on this machine ({error})."
-        ) from error
-    if precision == "fp16" and state.device.type == "cpu":
-        raise ConfigurationError("--precision fp16: needs a GPU. Use bf16 or no on a CPU.")
-    if batch_size % state.num_processes:
-        raise ConfigurationError(
-            f"--batch-size {batch_size}: must be divisible by the number of processes, "
-            f"{state.num_processes}."
+            f"--jobs: does not go with {comparison.accelerator.num_processes} processes of one "
+            f"run. Start aanets without accelerate launch or torchrun, or leave out --jobs."
         )
-    return default_accelerator(cpu=device == "cpu", mixed_precision=precision, **options)
-
-
-def _shared_output_folder(
-    accelerator: Accelerator, given: Path | None, default: Path, resume: bool
-) -> Path:
-    """The output folder that the main process chooses, so that all processes use the same one."""
-    decision: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        try:
-            decision[0] = output_folder(given, default, resume)
-        except ConfigurationError as error:
-            decision[1] = error
-    broadcast_object_list(decision)
-    folder, problem = decision
-    if problem is not None:
-        raise problem
-    assert isinstance(folder, Path)
-    return folder
-
-
-def output_folder(given: Path | None, default: Path, resume: bool) -> Path:
-    """The folder for results: `given`, or the first of `default`, `default`-2, … that is free.
-
-    With `resume` and no given folder, it is the last of these that exists.
-    """
-    if given is None:
-        existing, number = default, 1
-        folder = default
-        while folder.exists():
-            existing, number = folder, number + 1
-            folder = default.with_name(f"{default.name}-{number}")
-        return existing if resume else folder
-    if given.exists() and not given.is_dir():
-        raise ConfigurationError(f"--output {given}: is a file, must be a folder or a new name.")
-    if given.resolve() == Path(given.resolve().anchor):
-        raise ConfigurationError(
-            f"--output {given}: is the root of the file system. Pass a folder for the results."
+    own = copy.copy(args)
+    own.output, own.resume = comparison.output, True
+    jobs = []
+    for place in comparison.places:
+        folder = comparison.output / place.name
+        jobs.append(
+            Job(
+                place.name,
+                folder,
+                partial(_do_one, method, own, command, place),
+                len(comparison.phases),
+                comparison.base_of(place) or folder,
+                rule=comparison.arms[place.arm].method.predicts_by,
+            )
         )
-    if not resume and any(given.glob("*/config.json")):
-        raise ConfigurationError(
-            f"--output {given}: holds runs already. Add --resume to continue them, or use another "
-            f"folder."
-        )
-    return given
+    return jobs
+
+
+def _do_one(
+    method: Method, args: argparse.Namespace, command: str, place: Place, base: Path | None
+) -> None:
+    comparison_from(method, args, command).do(place, base)

@@ -1,4 +1,4 @@
-"""do_all: many planned runs, with the options that say where and how many at a time."""
+"""do_all: many planned runs, as the options of a command say."""
 
 from __future__ import annotations
 
@@ -12,78 +12,24 @@ from typing import Any
 
 import torch
 
-from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.estimate import seconds_per_sample, work_of
+from aanets_plugin.experiments.launch import add_launch_options, do_jobs, launcher_from
 from aanets_plugin.experiments.plan import Plan
-from aanets_plugin.experiments.progress import Progress, describe, duration
-from aanets_plugin.experiments.queue import Job, Outcome, Queue
-from aanets_plugin.experiments.workers import Launcher, Submitit, Workers, environments
+from aanets_plugin.experiments.progress import describe, duration
+from aanets_plugin.experiments.queue import Job, Outcome
+from aanets_plugin.experiments.workers import Launcher
 
 
 def add_many_options(group: Any) -> None:
     """The options of commands that do many runs."""
+    add_launch_options(group, alone="1")
     add = group.add_argument
-    add("--jobs", type=int, metavar="N", help="runs at a time; default: 1, with Slurm all")
-    add(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="threads of each run; default: 1, beside GPUs the cores by the jobs. With another "
-        "number of threads results differ by rounding",
-    )
     add("--device", choices=("auto", "cpu"), default="auto", help="default: GPUs if there are any")
-    add(
-        "--launcher",
-        choices=("local", "slurm"),
-        default="local",
-        help="where runs are done: on this machine, or each as a job of a Slurm cluster, by "
-        "submitit; default: %(default)s",
-    )
-    add(
-        "--slurm",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="options of submitit, such as slurm_partition=gpu timeout_min=600 gpus_per_node=1",
-    )
     add(
         "--dry-run",
         action="store_true",
         help="list the runs with an estimate of their time from one measured batch, and end",
     )
-
-
-def launcher_from(args: argparse.Namespace, output: Path) -> tuple[Launcher, int | None]:
-    """The launcher that the options ask for, and how many runs it does at a time (None: all)."""
-    for name in ("jobs", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} {value}: must be ≥ 1.")
-    if args.launcher == "slurm":
-        return Submitit(output / "slurm", slurm_options(args.slurm)), args.jobs
-    if args.slurm:
-        raise ConfigurationError(
-            f"--slurm {' '.join(args.slurm)}: needs --launcher slurm. Add it, or leave out --slurm."
-        )
-    jobs = args.jobs or 1
-    gpus = 0 if args.device == "cpu" else torch.cuda.device_count()
-    return Workers(environments(jobs, args.threads, gpus)), jobs
-
-
-def slurm_options(words: Sequence[str]) -> dict[str, Any]:
-    """Options of submitit from NAME=VALUE.
-
-    Examples:
-        >>> slurm_options(["slurm_partition=gpu", "timeout_min=60"])
-        {'slurm_partition': 'gpu', 'timeout_min': 60}
-    """
-    options: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ConfigurationError(f"--slurm {word}: must be NAME=VALUE.")
-        options[name] = int(value) if value.isdecimal() else value
-    return options
 
 
 def do_as_asked(
@@ -98,7 +44,11 @@ def do_as_asked(
 
     `check` is called before the first run starts, `after` whenever one has ended.
     """
-    launcher, at_once = launcher_from(args, output)
+    if args.jobs is None and args.launcher == "local":
+        args.jobs = 1
+    found = launcher_from(args, output)
+    assert found is not None
+    launcher, at_once = found
     if args.dry_run:
         print(list_runs(plans, output, at_once, args.threads))
         raise SystemExit(0)
@@ -115,26 +65,13 @@ def do_all(
     after: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Do the runs that are not finished in the folder `output`. `after` is called after each."""
-    jobs = [_job(plan, output) for plan in plans]
-    missing = [job for job in jobs if not job.finished]
-    finished = [job for job in jobs if job.finished]
-    print(f"{len(missing)} of {len(jobs)} runs are left to do in {output}.", flush=True)
-
-    class Watched(Progress):
-        def ended(self, job: Job, problem: str) -> None:
-            super().ended(job, problem)
-            after()
-
-    count = len(missing) if at_once is None else at_once
-    queue = Queue(missing, launcher, at_once=count, others=finished, watch=Watched())
     try:
-        outcome = queue.run()
+        return do_jobs(
+            [_job(plan, output) for plan in plans], output, launcher, at_once, after=after
+        )
     except KeyboardInterrupt:
         print("Stopped. Start the same command again to continue.", file=sys.stderr)
         raise SystemExit(130) from None
-    for name, problem in outcome.failed.items():
-        print(f"{name} failed: {problem} (see {output / name / 'log.txt'})", file=sys.stderr)
-    return outcome
 
 
 def _job(plan: Plan, output: Path, sample: float | None = None) -> Job:

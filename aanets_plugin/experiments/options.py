@@ -9,6 +9,7 @@ from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import DEFAULTS, OFFICIAL_LOOPS, STEMS, AANetConfig
 from aanets_plugin.experiments.backbones import OUR_BACKBONES
 from aanets_plugin.experiments.datasets import DATASETS, IMAGE_SIZE
+from aanets_plugin.experiments.launch import add_launch_options
 from aanets_plugin.experiments.presets import (
     DATASET_SETTINGS,
     MOST_PHASES,
@@ -135,6 +136,7 @@ def _add_comparison_options(group: Any) -> None:
     seeds = partial(group.add_mutually_exclusive_group().add_argument, type=int, metavar="N")
     seeds("--seed", help="random seed; default: 0")
     seeds("--seeds", nargs="+", help="several seeds, with one run of each arm for each of them")
+    add_launch_options(group, alone="one after another in this process")
 
 
 def _add_training_options(group: Any) -> None:

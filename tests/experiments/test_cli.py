@@ -15,9 +15,10 @@ from torchvision import models
 from aanets_plugin import convert_to_aanet, levels
 from aanets_plugin.baselines import LUCIR, METHODS, Joint, PODNet
 from aanets_plugin.errors import ConfigurationError
+from aanets_plugin.experiments.arms import arms_of, same_start
 from aanets_plugin.experiments.backbones import OUR_BACKBONES, OpenBlock, backbone_factory
-from aanets_plugin.experiments.cli import main, output_folder
-from aanets_plugin.experiments.comparison import arms_of, same_start
+from aanets_plugin.experiments.cli import main
+from aanets_plugin.experiments.comparison_request import output_folder
 from aanets_plugin.experiments.options import make_parser
 from aanets_plugin.experiments.presets import DATASET_SETTINGS, PAPER, PAPER_PODNET, setting
 from aanets_plugin.experiments.settings import AANets

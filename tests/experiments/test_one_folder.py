@@ -12,7 +12,7 @@ import pytest
 from aanets_plugin import ConfigurationError
 from aanets_plugin.baselines import LUCIR
 from aanets_plugin.experiments import Memory, arms_of, scenarios
-from aanets_plugin.experiments.comparison import compare_orders
+from aanets_plugin.experiments.comparison import Comparison
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.runner import Run
 from tests.experiments.run_setup import TRAINING, digits, network, small_run
@@ -57,7 +57,7 @@ def test_the_summary_has_the_seeds_of_earlier_comparisons_in_the_folder(tmp_path
     def compared(*seeds):
         arms = arms_of(LUCIR(), None)
         options_now = {"resume": True, "report": False, **options, "seeds": seeds}
-        compare_orders({"": split}, network, arms, output=tmp_path, **options_now)
+        Comparison({"": split}, network, arms, output=tmp_path, **options_now).run()
         with open(tmp_path / "costs.csv", newline="", encoding="utf-8") as file:
             assert [int(row["seed"]) for row in csv.DictReader(file)] == sorted({0, *seeds})
         return (tmp_path / "summary.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from aanets_plugin import AANetConfig, ConfigurationError, convert_to_aanet, lev
 from aanets_plugin.baselines import LUCIR, resnet20
 from aanets_plugin.budget import Profile
 from aanets_plugin.experiments import Arm, Memory, Result, Training, compare
-from aanets_plugin.experiments.comparison import control_arms
+from aanets_plugin.experiments.arms import control_arms
 from aanets_plugin.experiments.costs import Measured, cost_of, costs_csv, costs_table
 from aanets_plugin.experiments.datasets import scenarios
 from aanets_plugin.experiments.variants import CONTROLS, VARIANTS, Shared

@@ -43,7 +43,7 @@ def read_finished(folder: Path) -> tuple[list[Finished], int]:
     folders = [folder]
     if not (folder / "config.json").exists():
         folders = sorted(path.parent for path in folder.glob("*/config.json"))
-    runs = [run for each in folders if (run := _read(each)) is not None]
+    runs = [run for each in folders if (run := read_run(each)) is not None]
     runs.sort(key=lambda run: _ORDER.index(a) if (a := run.result.arm) in _ORDER else len(_ORDER))
     if not runs:
         raise ConfigurationError(
@@ -53,7 +53,8 @@ def read_finished(folder: Path) -> tuple[list[Finished], int]:
     return runs, len(folders) - len(runs)
 
 
-def _read(folder: Path) -> Finished | None:
+def read_run(folder: Path) -> Finished | None:
+    """Read the run in `folder`; None if it is not finished."""
     own = RunFolder(folder)
     config, rows = _json(folder / "config.json"), own.rows()
     if len(rows) < len(config["data"]["increments"]):
