@@ -110,3 +110,50 @@ def test_the_lines_of_a_page_import_what_there_is(host):
     assert module == f"aanets_plugin.adapters.{host}"
     defined = {getattr(node, "name", None) for node in ast.parse(source).body}
     assert name in defined
+
+
+def test_the_quickstart_begins_with_the_first_command_of_the_readme():
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert blocks("start/quickstart.md", "bash")[0] in readme
+
+
+NOT_OURS = {"The size of tensor a must match …, in `update_parameters` of an averaged model"}
+"""Headings of Troubleshooting that quote torch."""
+
+
+def texts(node):
+    """The strings in code, with … for what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        yield "".join(map(str, parts))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        yield from texts(child)
+
+
+@pytest.fixture(scope="module")
+def strings():
+    files = [
+        file
+        for name in ("aanets_plugin", "adapters")
+        for file in DOCS.parent.glob(f"{name}/**/*.py")
+    ]
+    return [text for file in files for text in texts(ast.parse(file.read_text(encoding="utf-8")))]
+
+
+def is_quoted(heading, strings):
+    pattern = re.compile(
+        ".*?".join(map(re.escape, heading.replace("`", "").strip("… ").split("…")))
+    )
+    return any(pattern.search(text) for text in strings)
+
+
+def test_troubleshooting_quotes_errors_as_they_are(strings):
+    errors, results = PAGES["troubleshooting.md"].split("## Results")
+    headings = set(re.findall(r"^### (.*)$", errors, re.MULTILINE)) - NOT_OURS
+
+    assert len(headings) > 20
+    assert results
+    assert {heading for heading in headings if not is_quoted(heading, strings)} == set()
+    assert not is_quoted("… has a residual stage that is not there", strings)
