@@ -35,7 +35,7 @@ def convert_to_aanet(
     """Turn every residual stage of `model` into an adaptive level, in place; returns `model`.
 
     The current weights become θ_base. The outputs of the model stay the same, and so do its class
-    and its forward.
+    and its forward. The defaults are those of `AANetConfig`.
 
     Args:
         model: A ResNet of torchvision, timm or your own code, not yet in DistributedDataParallel.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 from pathlib import Path
 
@@ -110,6 +111,20 @@ def test_the_lines_of_a_page_import_what_there_is(host):
     assert module == f"aanets_plugin.adapters.{host}"
     defined = {getattr(node, "name", None) for node in ast.parse(source).body}
     assert name in defined
+
+
+REFERENCES = re.findall(r"^::: (\S+)$", "\n".join(PAGES.values()), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_reference_names_what_there_is(name):
+    path = name if name.startswith("aanets_plugin") else f"aanets_plugin.{name}"
+    try:
+        pkgutil.resolve_name(path)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("aanets_plugin"):
+            raise
+        pytest.skip(f"needs {error.name}")
 
 
 def test_the_quickstart_begins_with_the_first_command_of_the_readme():
