@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aanets_plugin.baselines.method import Rule
 from aanets_plugin.errors import ConfigurationError
@@ -45,6 +46,7 @@ def plot_accuracy(
     rule: Rule = "head",
     title: str = "",
     measured: str | None = None,
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Figure:
     """Draw the accuracy on all classes seen against their number, one curve per arm.
 
@@ -52,8 +54,8 @@ def plot_accuracy(
     the mean by Student's t; two seeds are drawn as points. Curves are shifted a little along the
     axis, so that equal ones do not cover each other. The legend shows the average incremental
     accuracy, and `measured`, which says how it was measured (default: by `rule`). Arms that were
-    not measured by `rule` are left out. Returns the matplotlib figure, which is also saved to
-    `path`, if given.
+    not measured by `rule` are left out. `styles` has properties of matplotlib's lines for some
+    arms. Returns the matplotlib figure, which is also saved to `path`, if given.
     """
     arms = [arm for arm in arm_names(results) if metrics_of(results, arm, rule)]
     if not arms:
@@ -63,7 +65,12 @@ def plot_accuracy(
     figure, (axes,) = new_figure(6.4, 4.6)
     classes = results[0].classes
     step = min((b - a for a, b in itertools.pairwise(classes)), default=1)
-    colors = arm_colors(arms)
+    lines = {
+        arm: {"color": color, "marker": marker, **(styles or {}).get(arm, {})}
+        for (arm, color), marker in zip(
+            arm_colors(arms).items(), itertools.cycle(MARKERS), strict=False
+        )
+    }
     seeds = set()
     for index, arm in enumerate(arms):
         runs = metrics_of(results, arm, rule)
@@ -71,7 +78,7 @@ def plot_accuracy(
         phases = list(zip(*([metrics["all"] for metrics in run] for run in runs), strict=True))
         means = [fmean(values) for values in phases]
         average = fmean(run[-1]["average"] for run in runs)
-        color = colors[arm]
+        color = lines[arm]["color"]
         places = [count + (index - (len(arms) - 1) / 2) * SHIFT * step for count in classes]
         if len(runs) >= MIN_SEEDS_FOR_BAND:
             half = [half_interval(values) for values in phases]
@@ -82,24 +89,19 @@ def plot_accuracy(
             points = [value for values in phases for value in values]
             at = [place for place in places for _ in runs]
             axes.scatter(at, points, s=9, color=color, alpha=0.6, linewidths=0)
-        axes.plot(
-            places,
-            means,
-            color=color,
-            linestyle="--" if arm == UPPER_BOUND else "-",
-            marker=MARKERS[index % len(MARKERS)],
-            label=f"{arm} ({average:.1f})",
-        )
+        if arm == UPPER_BOUND:
+            lines[arm].setdefault("linestyle", ":")
+        axes.plot(places, means, label=f"{arm} ({average:.1f})", **lines[arm])
     axes.set_xticks(labelled_ticks(classes))
     axes.set_xticks(classes, minor=True)
     axes.set_xlabel("number of classes seen")
     axes.set_ylabel("accuracy on all classes seen (%)")
     axes.set_title(title)
-    how = measured or f"By {RULES[rule]}"
+    how = f"{measured or f'By {RULES[rule]}'}. In brackets: average over phases. {_shown(seeds)}"
     figure.legend(
         loc="outside lower center",
         ncols=2,
-        title=f"{how}. In brackets: average over phases. {_shown(seeds)}",
+        title=textwrap.fill(how, 90),
         title_fontsize=9,
         frameon=False,
     )

@@ -53,9 +53,15 @@ class Trainer:
         return self.accelerator.prepare(loss, optimizer)  # type: ignore[no-any-return]
 
     def train(self, loss: Any, optimizer: Any, lr: float, data: Any, *position: int) -> float:
-        """Train one epoch and return the mean loss. `position` (phase, …, epoch) seeds it."""
+        """Train one epoch and return the mean loss. `position` (phase, …, epoch) seeds it.
+
+        A last batch of a single sample is left out.
+        """
         seed_everything(self.seed, *position, 1, self.accelerator.process_index)
-        loader = self.loader(data, shuffle=True, generator=generator(self.seed, *position))
+        draw = generator(self.seed, *position)
+        # One sample alone has no statistics: it spoils those of BatchNorm, and the training.
+        leaves_one = len(data) % self.training.batch_size == 1 < len(data)
+        loader = self.loader(data, shuffle=True, drop_last=leaves_one, generator=draw)
         batches = self.bar(loader, "batches", "batch")
         losses = train_epoch(loss.train(), optimizer, lr, batches, self.accelerator.backward)
         if self.accelerator.num_processes > 1:

@@ -17,6 +17,7 @@ from tests.experiments.run_setup import (
     EXEMPLARS,
     METHODS,
     MNEMONICS,
+    TRAINING,
     digits,
     exemplar_counts,
     first_of_each,
@@ -250,3 +251,13 @@ def test_mnemonics_by_default_moves_its_exemplars(tmp_path):
     small_run(tmp_path / "herded", LUCIR(), split=split)
     learned, herded = (saved(tmp_path / name)["exemplars"] for name in ("learned", "herded"))
     assert (learned["x"] != herded["x"]).any()
+
+
+@pytest.mark.parametrize(("batch_size", "sizes"), [(19, [19]), (18, [18, 2]), (20, [20])])
+def test_a_last_batch_of_one_sample_is_left_out(batch_size, sizes, tmp_path):
+    seen = []
+    training = dataclasses.replace(TRAINING, batch_size=batch_size)
+    split = {"base_classes": 0, "phases": 1}
+    options = {"split": split, "training": training, "memory": Memory(per_class=2)}
+    small_run(tmp_path, data=digits(2), backbone=watched_network(seen), **options)  # 20 images
+    assert [len(images) for why, images in seen if why == "train"] == sizes

@@ -16,7 +16,7 @@ from aanets_plugin.experiments.paper.grids import TABLE_1, TABLE_2, Row
 from aanets_plugin.experiments.paper.scales import Scale
 from aanets_plugin.experiments.results import UPPER_BOUND, Result
 from aanets_plugin.experiments.run_folder import RunFolder
-from aanets_plugin.plot_style import save
+from aanets_plugin.plot_style import MARKERS, OTHERS, save
 from aanets_plugin.plots import plot_alpha
 
 SMOOTHING = 0.8
@@ -109,7 +109,21 @@ def _draw_accuracy(grid: Grid, phases: int) -> Any:
     if not results:
         return None
     measured = "By the rule that the authors of each method report"
-    return plot_accuracy(results, title=f"{grid.scale.dataset}, N={phases}", measured=measured)
+    title = f"{grid.scale.dataset}, N={phases}"
+    return plot_accuracy(results, title=title, measured=measured, styles=_styles(grid.rows))
+
+
+def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """A colour and a marker for each method; plain networks are dashed and their markers empty."""
+    styles: dict[str, dict[str, Any]] = {}
+    methods = list(dict.fromkeys(row.method for row in rows if row.label != UPPER_BOUND))
+    for row in rows:
+        if row.method in methods:
+            place = methods.index(row.method)
+            styles[row.label] = {"color": OTHERS[2 + place], "marker": MARKERS[place]}
+            if row.variant == "plain":
+                styles[row.label] |= {"linestyle": "--", "markerfacecolor": "white"}
+    return styles
 
 
 def _finished(grid: Grid, row: Row, phases: int) -> list[tuple[int, RunFolder]]:
