@@ -90,7 +90,7 @@ def plot_accuracy(
             at = [place for place in places for _ in runs]
             axes.scatter(at, points, s=9, color=color, alpha=0.6, linewidths=0)
         if arm == UPPER_BOUND:
-            lines[arm].setdefault("linestyle", ":")
+            lines[arm].setdefault("linestyle", "--")
         axes.plot(places, means, label=f"{arm} ({average:.1f})", **lines[arm])
     axes.set_xticks(labelled_ticks(classes))
     axes.set_xticks(classes, minor=True)

@@ -115,7 +115,7 @@ def _draw_accuracy(grid: Grid, phases: int) -> Any:
 
 def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """A colour and a marker for each method; plain networks are dashed and their markers empty."""
-    styles: dict[str, dict[str, Any]] = {}
+    styles: dict[str, dict[str, Any]] = {UPPER_BOUND: {"linestyle": ":"}}
     methods = list(dict.fromkeys(row.method for row in rows if row.label != UPPER_BOUND))
     for row in rows:
         if row.method in methods:
