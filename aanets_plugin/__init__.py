@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aanets_plugin.errors import FileWriteError as FileWriteError
     from aanets_plugin.errors import NonFiniteLossError as NonFiniteLossError
     from aanets_plugin.errors import PhaseError as PhaseError
+    from aanets_plugin.errors import ProcessError as ProcessError
     from aanets_plugin.errors import UnsupportedModelError as UnsupportedModelError
     from aanets_plugin.exemplars import balanced_indices as balanced_indices
     from aanets_plugin.exemplars import balanced_subset as balanced_subset
@@ -66,6 +67,7 @@ _NAMES = {
         "FileWriteError",
         "NonFiniteLossError",
         "PhaseError",
+        "ProcessError",
         "UnsupportedModelError",
     ),
     "exemplars": ("balanced_indices", "balanced_subset", "targets_of"),

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from aanets_plugin.errors import AANetError, ConfigurationError, NonFiniteLossError
 from aanets_plugin.levels import levels, named_levels
 from aanets_plugin.modes import evaluating
 from aanets_plugin.random_state import random_state_kept
+from aanets_plugin.ranks import failing_together, sum_over_ranks
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
@@ -23,17 +23,31 @@ def mean_gradients(
 ) -> tuple[float, list[Tensor]]:
     """Return the mean loss over all batches and ranks, and its gradient per level."""
     with only_alpha_learns(model) as alphas:
-        sizes = [len(alpha) for alpha in alphas]
-        total = alphas[0].new_zeros(sum(sizes) + 2, dtype=torch.float64)
+        mean = mean_over_ranks(model, loss_fn, batches, alphas)
+    if mean is None:
+        raise no_batch()
+    return mean
+
+
+def mean_over_ranks(
+    model: nn.Module, loss_fn: LossFunction, batches: Iterable[Any], alphas: list[Tensor]
+) -> tuple[float, list[Tensor]] | None:
+    """Return the mean loss over all batches and ranks, and its gradient per level.
+
+    A rank may have fewer batches than another, or none. None if all have none. If `batches` or
+    `loss_fn` fails on one rank, all ranks raise an error.
+    """
+    sizes = [len(alpha) for alpha in alphas]
+    total = alphas[0].new_zeros(sum(sizes) + 2, dtype=torch.float64)
+    with failing_together(total.device):
         for batch in batches:
             loss, parts = loss_and_gradients(model, loss_fn, batch, alphas)
             count = batch_size(batch)
             flat = torch.cat([loss.detach().reshape(1), *parts]).double() * count
             total += torch.cat([flat, flat.new_tensor([count])])
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(total)  # once, so that a rank without batches does not block the others
+    sum_over_ranks(total)
     if not total[-1]:
-        raise ConfigurationError("The balanced loader has no batch. Pass one that has samples.")
+        return None
     mean = total[:-1] / total[-1]
     if not torch.isfinite(mean).all():
         raise NonFiniteLossError(
@@ -41,6 +55,11 @@ def mean_gradients(
             f"changed. Check the training loss and lower the learning rate of the network."
         )
     return mean[0].item(), list(torch.split(mean[1:], sizes))
+
+
+def no_batch() -> ConfigurationError:
+    """Return the error about balanced data without a batch."""
+    return ConfigurationError("The balanced loader has no batch. Pass one that has samples.")
 
 
 def loss_and_gradients(
@@ -101,9 +120,9 @@ def only_alpha_learns(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def batch_size(batch: Any) -> int:
-    """Return the length of the first tensor in a batch, or 1 if there is no tensor."""
+    """Return the length of the first tensor in a batch; 1 if it is empty or there is none."""
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 1
+        return max(1, batch.shape[0]) if batch.dim() else 1
     if isinstance(batch, Mapping):
         batch = batch.values()
     elif dataclasses.is_dataclass(batch):

@@ -21,9 +21,15 @@ class BalancedData:
         self.classes: Tensor | None = None  # of the last loader; None if unknown
         self._by_phase: dict[int, set[int]] = {}
 
-    def batches(self, source: LoaderSource, phase: int, limit: int | None) -> Iterator[Any]:
+    def batches(self, source: LoaderSource | None, phase: int, limit: int | None) -> Iterator[Any]:
         """Yield the batches of a loader, at most `limit`."""
-        # A generator, because iter(DataLoader) draws from torch's random numbers.
+        # A generator, because iter(DataLoader) draws from torch's random numbers, and because all
+        # ranks are told of an error in the update.
+        if source is None:
+            raise ConfigurationError(
+                f"after_epoch() in phase {phase} needs a balanced loader. Pass one over "
+                f"balanced_subset(new_data, exemplars)."
+            )
         loader = source() if callable(source) else source
         if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise ConfigurationError(

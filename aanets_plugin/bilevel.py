@@ -196,14 +196,13 @@ class BilevelStrategy:
             self._data.remember_classes(balanced_loader, self.phase_index)
         else:
             if self.learns_alpha:
-                if balanced_loader is None:
-                    raise ConfigurationError(
-                        f"after_epoch() in phase {self.phase_index} needs a balanced loader. Pass "
-                        f"one over balanced_subset(new_data, exemplars)."
-                    )
                 check_same_weights(self.model)
                 batches = self._data.batches(balanced_loader, self.phase_index, self.max_batches)
-                loss = self._update(batches)
+                try:
+                    loss = self._update(batches)
+                except NonFiniteLossError as error:
+                    where = f"Phase {self.phase_index}, epoch {self.epoch}"
+                    raise NonFiniteLossError(f"{where}: {error}") from None
             self.history += records_of(self.model, self.phase_index, self.epoch, loss)
             if self._phi_is_sane:  # warn once in a phase
                 self._phi_is_sane = not warn_if_phi_is_absurd(self.model, self.phase_index)
@@ -338,11 +337,7 @@ class BilevelStrategy:
 
     def _update(self, batches: Iterable[Any]) -> float:
         """Make one step along the gradient of the mean loss over all batches and ranks."""
-        try:
-            loss, gradients = mean_gradients(self.model, self.loss_fn, batches)
-        except NonFiniteLossError as error:
-            where = f"Phase {self.phase_index}, epoch {self.epoch}"
-            raise NonFiniteLossError(f"{where}: {error}") from None
+        loss, gradients = mean_gradients(self.model, self.loss_fn, batches)
         with torch.no_grad():
             named = named_levels(self.model).items()
             for (name, level), gradient in zip(named, gradients, strict=True):

@@ -9,21 +9,24 @@ each phase. Their two training loops differ in the gradient of a:
     "icarl"  It is cleared before each balanced batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from aanets_plugin.alpha_gradient import loss_and_gradients, only_alpha_learns
+from aanets_plugin.alpha_gradient import mean_over_ranks, no_batch, only_alpha_learns
 from aanets_plugin.bilevel import BilevelStrategy
 from aanets_plugin.config import AANetConfig
-from aanets_plugin.errors import ConfigurationError, NonFiniteLossError
+from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.levels import levels, named_levels
+from aanets_plugin.ranks import several_ranks, sum_over_ranks
 from aanets_plugin.scaling import scaled_layers
 
 _DEFAULTS = AANetConfig(official="lucir")
@@ -96,29 +99,48 @@ class OfficialBilevel(BilevelStrategy):
                 level.alpha.grad = gradient.to(level.alpha)
 
     def _update(self, batches: Iterable[Any]) -> float:
+        """Make a step after each batch, along the mean gradient of one batch of each rank.
+
+        A rank without a batch left adds nothing.
+        """
         losses = []
-        named = named_levels(self.model)
-        with only_alpha_learns(self.model) as alphas:
-            for batch in batches:
-                loss, parts = loss_and_gradients(self.model, self.loss_fn, batch, alphas)
-                gradients = torch.stack(parts)
-                if dist.is_available() and dist.is_initialized():
-                    dist.all_reduce(gradients)
-                    gradients /= dist.get_world_size()
-                if not torch.isfinite(loss) or not torch.isfinite(gradients).all():
-                    raise NonFiniteLossError(
-                        f"The balanced loss or its gradient is not finite (loss {loss.item()}). α "
-                        f"was not changed by this batch. Lower the learning rate of the network."
-                    )
-                losses.append(loss.item())
+        named, rest = named_levels(self.model), iter(batches)
+        with only_alpha_learns(self.model) as alphas, self._undone_on_error(alphas):
+            self._share_collected(alphas)
+            while mean := mean_over_ranks(self.model, self.loss_fn, islice(rest, 1), alphas):
+                loss, gradients = mean
+                losses.append(loss)
                 for name, alpha, gradient in zip(named, alphas, gradients, strict=True):
-                    self._step(alpha, name, gradient)
-        if not losses:
-            raise ConfigurationError("The balanced loader has no batch. Pass one that has samples.")
+                    self._step(alpha, name, gradient.to(alpha.dtype))
+            if not losses:
+                raise no_batch()
         return sum(losses) / len(losses)
 
+    def _share_collected(self, alphas: list[Tensor]) -> None:
+        """Give all ranks the mean of what α has collected in their backward passes."""
+        if self.accumulates and several_ranks():
+            zeros = torch.zeros_like(alphas[0])
+            collected = torch.stack([zeros if a.grad is None else a.grad for a in alphas])
+            collected = sum_over_ranks(collected) / dist.get_world_size()
+            for alpha, gradient in zip(alphas, collected, strict=True):
+                alpha.grad = gradient
+
+    @contextmanager
+    def _undone_on_error(self, alphas: list[Tensor]) -> Iterator[None]:
+        """Undo the steps of an update if a later batch raises an error."""
+        velocity = dict(self.step.velocity)
+        before = [(alpha.detach().clone(), alpha.grad) for alpha in alphas]
+        try:
+            yield
+        except BaseException:
+            self.step.velocity = velocity
+            for alpha, (weights, gradient) in zip(alphas, before, strict=True):
+                alpha.detach().copy_(weights)
+                alpha.grad = gradient
+            raise
+
     @torch.no_grad()
-    def _step(self, alpha: Any, name: str, gradient: torch.Tensor) -> None:
+    def _step(self, alpha: Any, name: str, gradient: Tensor) -> None:
         if self.accumulates:
             gradient = gradient if alpha.grad is None else alpha.grad + gradient
             alpha.grad = gradient

@@ -51,6 +51,49 @@ def test_a_wrapper_from_the_base_phase_is_refused_in_the_next_phase(alone, stem,
     assert not net._forward_pre_hooks
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["compiled DDP", "DDP of a compiled model"])
+def test_a_compiled_wrapper_from_the_base_phase_is_refused_in_the_next_phase(alone, order):
+    net, x, compiled = convert_to_aanet(InPlaceNet()), images(), []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph
+
+    def compile_(model):
+        return torch.compile(model, backend=backend)
+
+    def wrap():
+        if order == "compiled DDP":
+            return compile_(DistributedDataParallel(net))
+        return DistributedDataParallel(compile_(net))
+
+    bilevel, wrapper = BilevelStrategy(net), wrap()
+    with bilevel.phase():
+        for _ in range(2):
+            loss_of(wrapper(x)).backward()
+    with bilevel.phase():
+        with pytest.raises(PhaseError, match=r"older than.*Wrap the model again.*begin_phase"):
+            wrapper(x)
+        again = wrap()
+        for _ in range(2):
+            loss_of(again(x)).backward()
+    with bilevel.phase():
+        loss_of(wrap()(x)).backward()
+    assert len(compiled) == 2  # once in the base phase, once for all others
+
+
+@pytest.mark.slow
+def test_the_check_does_not_break_the_graph(alone):
+    net = convert_to_aanet(InPlaceNet())
+    bilevel, whole = BilevelStrategy(net), torch.compile(net, backend="eager", fullgraph=True)
+    wrapper = DistributedDataParallel(whole)
+    with bilevel.phase():
+        wrapper(images())
+    with bilevel.phase():
+        whole(images())
+
+
 def test_a_wrapper_from_before_the_strategy_is_refused_in_the_base_phase(alone):
     wrapper = DistributedDataParallel(convert_to_aanet(InPlaceNet()))
     bilevel = BilevelStrategy(wrapper)
