@@ -22,6 +22,7 @@ from aanets_plugin.experiments.runner import Run, run
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trainer import default_accelerator
 from aanets_plugin.experiments.variants import RunSettings
+from aanets_plugin.ranks import failing_together
 
 
 def compare(
@@ -203,24 +204,24 @@ class Comparison:
 
     def report(self, results: Sequence[Result]) -> None:
         """Write the report of all runs, given their results in the order of `places`."""
-        if self.accelerator.is_main_process:
-            folders = [self.output / place.name for place in self.places]
-            costs = {name: self._cost(arm) for name, arm in self.arms.items()}
-            measured = [
-                Measured(result, costs[place.arm], seconds_of(folder))
-                for result, place, folder in zip(results, self.places, folders, strict=True)
-            ]
-            first, last = next(iter(self.arms.values())), replace(self.places[-1], arm=LEARNED)
-            write_report(
-                measured,
-                first.method,
-                self.output,
-                folders,
-                self.output / last.name,
-                self.command,
-                self.notes,
-            )
-        self.accelerator.wait_for_everyone()
+        with failing_together(self.accelerator.device):
+            if self.accelerator.is_main_process:
+                folders = [self.output / place.name for place in self.places]
+                costs = {name: self._cost(arm) for name, arm in self.arms.items()}
+                measured = [
+                    Measured(result, costs[place.arm], seconds_of(folder))
+                    for result, place, folder in zip(results, self.places, folders, strict=True)
+                ]
+                first, last = next(iter(self.arms.values())), replace(self.places[-1], arm=LEARNED)
+                write_report(
+                    measured,
+                    first.method,
+                    self.output,
+                    folders,
+                    self.output / last.name,
+                    self.command,
+                    self.notes,
+                )
 
     def _options(self, arm: Arm) -> dict[str, Any]:
         """The arguments of `run` that do not depend on the seed and the class order."""

@@ -39,9 +39,11 @@ def remember(state: RunState, trainer: Trainer, phases: Phases, phase: int, file
     validation = DataLoader(data, batch_size=size, shuffle=True, generator=draw)
     mean, std = pixel_bounds(phases.test_transforms)
     bounds = -mean / std, (1 - mean) / std
-    refined = method.refine(state.net, images, labels, validation, bounds, draw)
+    with trainer.together():
+        refined = method.refine(state.net, images, labels, validation, bounds, draw)
     shared = broadcast(refined.to(device)).cpu()
-    put_images(memory, rows, shared, phases.test_transforms, files)
+    with trainer.together():
+        put_images(memory, rows, shared, phases.test_transforms, files)
 
 
 def fine_tune(state: RunState, trainer: Trainer, phases: Phases, phase: int) -> None:

@@ -20,16 +20,20 @@ def share_statistics(backbone: nn.Module, accelerator: Accelerator) -> nn.Module
 
 @contextmanager
 def telling_of_failures(accelerator: Accelerator) -> Iterator[None]:
-    """A `ProcessError` instead of the backend's error when another process has ended."""
+    """A `ProcessError` that says how to go on when another process has failed or ended."""
+    resume = (
+        "Resume the run (resume=True, on the command line --resume) to go on from its last epoch."
+    )
     try:
         yield
+    except ProcessError as error:
+        raise ProcessError(f"{error} {resume}") from None
     except RuntimeError as error:
         if accelerator.num_processes == 1 or not _is_lost_connection(error):
             raise
         raise ProcessError(
             f"process {accelerator.process_index} of {accelerator.num_processes} has lost the "
-            f"connection to another one, which has failed or was ended: see its message. Resume "
-            f"the run (resume=True, on the command line --resume) to go on from its last epoch."
+            f"connection to another one, which has failed or was ended: see its message. {resume}"
         ) from error
 
 

@@ -7,42 +7,33 @@ checkpoint need not store their state, and a resumed run is bit-identical.
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
 from aanets_plugin.adapters.continuum.loaders import balanced_loader
-from aanets_plugin.adapters.continuum.memory import rehearsal_memory
 from aanets_plugin.adapters.continuum.phases import Phases
-from aanets_plugin.baselines.lifecycle import (
-    Backbone,
-    MethodLoss,
-    build_network,
-    grow_head,
-    teacher_of,
-)
+from aanets_plugin.baselines.lifecycle import Backbone, MethodLoss, grow_head, teacher_of
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import AANetConfig
-from aanets_plugin.convert import convert_to_aanet
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import checkpoint
-from aanets_plugin.experiments.channels_last import allows_channels_last
 from aanets_plugin.experiments.network_description import network_description
+from aanets_plugin.experiments.new_state import new_state
 from aanets_plugin.experiments.phase_end import fine_tune, measure, remember
 from aanets_plugin.experiments.processes import share_statistics, telling_of_failures
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.results import RULES, Result
-from aanets_plugin.experiments.run_config import base_config, exemplars_left, load_base, run_config
+from aanets_plugin.experiments.run_config import base_config, load_base, run_config
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.run_report import report_run
-from aanets_plugin.experiments.run_state import RunState
 from aanets_plugin.experiments.run_time import keep_time
 from aanets_plugin.experiments.settings import Memory, Training
 from aanets_plugin.experiments.trackers import Trackers
 from aanets_plugin.experiments.trainer import Trainer, check_momentum, default_accelerator
-from aanets_plugin.levels import levels, named_levels
+from aanets_plugin.levels import named_levels
 
 
 def run(
@@ -138,79 +129,63 @@ class Run:
         self.trainer = Trainer(self.accelerator, self.training, seed, progress)
 
         seed_everything(seed)
-        net = build_network(backbone, method, self.phases.increments[0], self.phases.input_shape)
-        if aanets is None and levels(net.backbone):
-            raise ConfigurationError(
-                "The backbone is converted, so a run without AANets would train an AANet. Pass a "
-                "plain backbone; the run converts it if it gets `aanets`."
+        with self.trainer.together():  # all have read the folder before one writes to it
+            self.state, memory = new_state(
+                backbone, method, aanets, memory or Memory(), self.training, self.phases
             )
-        network = network_description(net.backbone, self.phases, class_names)
-        memory = memory or Memory()
-        converted = None
-        if aanets is not None:  # a copy, to check the conversion before anything is trained
-            converted = convert_to_aanet(copy.deepcopy(net.backbone), **aanets.conversion)
-        if not method.keeps_all_data:
-            memory = exemplars_left(memory, aanets, converted, self.phases)
-        exemplars = rehearsal_memory(
-            self.phases.classes, per_class=memory.per_class, total=memory.total
-        )
-        channels_last = self.training.channels_last and all(
-            allows_channels_last(each, self.phases.input_shape)
-            for each in (net.backbone, converted)
-            if each is not None
-        )
-        self.state = RunState(net, method, aanets, exemplars, channels_last=channels_last)
-
-        config = run_config(self.state, memory, self.training, seed, self.phases, self.accelerator)
-        self.config = config if source is None else {**config, "source": dict(source)}
-        self.base_config = base_config(config, method, self.training)
-        self.folder = RunFolder(output)
-        self.version = self.folder.version()
-        self.folder.open(config, resume=resume)
-        saved = checkpoint.load(self.folder.phase, checkpoint.PHASE)
-        if saved is not None:
-            with checkpoint.using(self.folder.phase):
-                self.state.load_state_dict(saved, self.phases.increments)
-        self.has_base = False
-        if base is not None and saved is None:
-            load_base(RunFolder(base), self.base_config, net)
-            self.has_base = True
-        self.accelerator.wait_for_everyone()  # all have read the folder before one writes to it
-        self.network = network
+            net = self.state.net
+            self.network = network_description(net.backbone, self.phases, class_names)
+            config = run_config(
+                self.state, memory, self.training, seed, self.phases, self.accelerator
+            )
+            self.config = config if source is None else {**config, "source": dict(source)}
+            self.base_config = base_config(config, method, self.training)
+            self.folder = RunFolder(output)
+            self.version = self.folder.version()
+            self.folder.open(config, resume=resume)
+            self.has_base = self._load(None if base is None else RunFolder(base))
         share_statistics(net.backbone, self.accelerator)
         self.trackers = Trackers(self.accelerator, tensorboard=tensorboard)
         net.to(self.accelerator.device)
 
     def finish(self) -> Result:
         """Run the remaining phases, write the report and return the measurements."""
-        with self.folder.lock() if self.is_main else nullcontext():
-            if self.is_main and self.folder.version() != self.version:
-                raise ConfigurationError(
-                    f"another process has worked on the run in {self.folder.path} since this one "
-                    f"has read it. Start again to continue from there."
-                )
+        with ExitStack() as held:
+            with self.trainer.together():
+                if self.is_main:
+                    held.enter_context(self.folder.lock())
+                    self._begin()
             with telling_of_failures(self.accelerator):
                 return self._finish()
 
+    def _begin(self) -> None:
+        """Check that the folder is as it was, and write what a run begins with."""
+        if self.folder.version() != self.version:
+            raise ConfigurationError(
+                f"another process has worked on the run in {self.folder.path} since this one "
+                f"has read it. Start again to continue from there."
+            )
+        self.folder.write_config(self.config)
+        self.folder.write_network(self.network)
+        if self.state.rows:  # these files may have been lost or damaged
+            self.folder.write_metrics(self.state.rows)
+            self.folder.write_alpha(self.state.bilevel)
+
     def _finish(self) -> Result:
-        if self.is_main:
-            self.folder.write_config(self.config)
-            self.folder.write_network(self.network)
-            if self.state.rows:  # these files may have been lost or damaged
-                self.folder.write_metrics(self.state.rows)
-                self.folder.write_alpha(self.state.bilevel)
         if len(self.state.rows) < len(self.phases):
-            self.trackers.start(self.folder.path, self.config)
             try:
+                with self.trainer.together():
+                    self.trackers.start(self.folder.path, self.config)
                 with keep_time(self.folder.path) if self.is_main else nullcontext():
                     self._finish_phases()
             finally:
                 self.trackers.finish()
         result = self.result
-        if self.is_main:
-            self.folder.write_about(self.method, arm=self.arm, command=self.command)
-            if self.report:
-                report_run(self.folder, result, self.state, self.phases, self.command)
+        with self.trainer.together():
+            if self.is_main:
+                self.folder.write_about(self.method, arm=self.arm, command=self.command)
+                if self.report:
+                    report_run(self.folder, result, self.state, self.phases, self.command)
         return result
 
     def _finish_phases(self) -> None:
@@ -228,8 +203,9 @@ class Run:
             files = self.folder.path / "exemplars" / f"phase{phase}"
             remember(self.state, self.trainer, self.phases, phase, files)
             fine_tune(self.state, self.trainer, self.phases, phase)
-        self._measure(phase)
-        self._save(phase)
+        row = measure(self.state, self.trainer, self.phases, phase)
+        with self.trainer.together():
+            self._save(phase, row)
 
     @property
     def arm(self) -> str:
@@ -270,7 +246,8 @@ class Run:
         lr, epochs = self.training.lr_of(phase), self.training.epochs_of(phase)
         schedule = self.training.schedule or self.method.schedule
         loss_module, optimizer = self.trainer.prepare(MethodLoss(self.method, net, teacher))
-        done = epochs if phase == 0 and self.has_base else self._load_epoch(phase, optimizer)
+        with self.trainer.together():
+            done = epochs if phase == 0 and self.has_base else self._load_epoch(phase, optimizer)
         bar = self.trainer.bar(range(done, epochs), f"phase {phase}", "epoch", done=done)
         for epoch in bar:
             rate = lr * self.training.factor(epoch, epochs, schedule)
@@ -278,10 +255,12 @@ class Run:
             self._update_alpha(data if self.method.keeps_all_data else new, phase, epoch)
             alphas = {name: level.alpha for name, level in named_levels(net).items()}
             first = {f"alpha/{n}": a[0].item() for n, a in alphas.items() if a is not None}
-            self._log({"loss": loss, **first}, phase, epoch)
-            self._save_epoch(phase, epoch, optimizer)
+            with self.trainer.together():
+                self._log({"loss": loss, **first}, phase, epoch)
+                self._save_epoch(phase, epoch, optimizer)
         if phase == 0:
-            self._end_base()
+            with self.trainer.together():
+                self._end_base()
         elif self.state.bilevel is not None:
             self.state.bilevel.end_phase()
 
@@ -321,27 +300,34 @@ class Run:
             checkpoint.save(self.folder.base, {"config": self.base_config, **self.state.weights()})
         self.state.end_base()
 
-    def _measure(self, phase: int) -> None:
-        row = measure(self.state, self.trainer, self.phases, phase)
-        self.state.rows.append(row)
-        accuracies = {f"accuracy/{rule}": row[rule]["all"] for rule in RULES if rule in row}
-        self._log(accuracies, phase, self.training.epochs_of(phase) - 1)
-
     def _log(self, values: dict[str, float], phase: int, epoch: int) -> None:
         before = sum(self.training.epochs_of(earlier) for earlier in range(phase))
         self.trackers.log(values, before + epoch)
 
     # -- state -----------------------------------------------------------------------------------
 
-    def _save(self, phase: int) -> None:
+    def _load(self, base: RunFolder | None) -> bool:
+        """Load the end of the last phase, or else the first phase of `base`; True in that case."""
+        saved = checkpoint.load(self.folder.phase, checkpoint.PHASE)
+        if saved is not None:
+            with checkpoint.using(self.folder.phase):
+                self.state.load_state_dict(saved, self.phases.increments)
+        elif base is not None:
+            load_base(base, self.base_config, self.state.net)
+            return True
+        return False
+
+    def _save(self, phase: int, row: dict[str, Any]) -> None:
         """Save the end of a phase. The checkpoint comes last, after the files that it refers to."""
+        self.state.rows.append(row)
+        accuracies = {f"accuracy/{rule}": row[rule]["all"] for rule in RULES if rule in row}
+        self._log(accuracies, phase, self.training.epochs_of(phase) - 1)
         if self.is_main:
             self.folder.write_metrics(self.state.rows)
             self.folder.write_alpha(self.state.bilevel)
             if self.keep_phases:
                 checkpoint.save(self.folder.kept(phase), self.state.state_dict())
             checkpoint.save(self.folder.phase, self.state.state_dict())
-        self.accelerator.wait_for_everyone()
 
     def _save_epoch(self, phase: int, epoch: int, optimizer: Any) -> None:
         if self.is_main:
@@ -351,7 +337,6 @@ class Run:
             checkpoint.save(self.folder.epoch, {**state, **self.state.weights()})
             epochs = self.training.epochs_of(phase)
             self.folder.write_status(phase=phase, epoch=epoch + 1, epochs=epochs)
-        self.accelerator.wait_for_everyone()
 
     def _load_epoch(self, phase: int, optimizer: Any) -> int:
         """Load the last saved epoch of this phase; returns the number of epochs done."""

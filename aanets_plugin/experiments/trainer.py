@@ -1,6 +1,8 @@
 """Passes over data with Accelerate: training, features, the batches of α."""
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.errors import NonFiniteLossError
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.settings import Training
+from aanets_plugin.ranks import failing_together
 
 
 def default_accelerator(*, compiles: bool = False, **options: Any) -> Accelerator:
@@ -62,26 +65,47 @@ class Trainer:
         # One sample alone has no statistics: it spoils those of BatchNorm, and the training.
         leaves_one = len(data) % self.training.batch_size == 1 < len(data)
         loader = self.loader(data, shuffle=True, drop_last=leaves_one, generator=draw)
-        batches = self.bar(loader, "batches", "batch")
-        losses = train_epoch(loss.train(), optimizer, lr, batches, self.accelerator.backward)
+        batches = self._read(self.bar(loader, "batches", "batch"))
+        loss.train()
+
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
+            with self.together():
+                value: Tensor = loss(x, y)
+            return value
+
+        losses = train_epoch(loss_of, optimizer, lr, batches, self.accelerator.backward)
         if self.accelerator.num_processes > 1:
             # DDP copies the buffers of the first process to the others before each forward only.
             for buffer in loss.buffers():
                 torch.distributed.broadcast(buffer, 0)
         mean = float(sum(losses)) / len(losses)
-        if not math.isfinite(mean):
-            raise NonFiniteLossError(
-                f"the training loss is {mean} in phase {position[0]}, epoch {position[-1]}. Lower "
-                f"the learning rate, now {lr:g}. The state before this epoch is saved."
-            )
+        with self.together():
+            if not math.isfinite(mean):
+                raise NonFiniteLossError(
+                    f"the training loss is {mean} in phase {position[0]}, epoch {position[-1]}. "
+                    f"Lower the learning rate, now {lr:g}. The state before this epoch is saved."
+                )
         return mean
 
     def features(self, net: IncrementalNet, data: Any, flip: bool = False) -> Features:
         """Compute the features of all samples in order, with all processes; see `features_of`."""
-        batches = self.bar(self.loader(data), "features", "batch")
+        batches = self._read(self.bar(self.loader(data), "features", "batch"))
         with self.accelerator.autocast():
             gather = self.accelerator.gather_for_metrics
             return features_of(net, batches, flip=flip, gather=gather)
+
+    def together(self) -> AbstractContextManager[None]:
+        """If the block fails on one process, all fail. Nobody passes its end before the others."""
+        return failing_together(self.accelerator.device)
+
+    def _read(self, batches: Iterable[Any]) -> Iterator[Any]:
+        rest = iter(batches)
+        while True:
+            with self.together():
+                batch = next(rest, None)
+            if batch is None:
+                return
+            yield batch
 
     def loader(self, data: Any, **options: Any) -> Any:
         """Return a loader whose batches are on the device; `batch_size` counts all processes."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -14,9 +12,9 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from aanets_plugin import convert_to_aanet
-from aanets_plugin.baselines import LUCIR
 from aanets_plugin.experiments import AANets, scenarios
 from aanets_plugin.experiments.processes import share_statistics
+from tests.experiments.processes_setup import be_process, free_port
 from tests.experiments.run_setup import (
     EXEMPLARS,
     INCREMENTS,
@@ -39,10 +37,7 @@ RANKS = (0, 1)
 
 
 def one_of_two_processes(rank, port, root):
-    torch.set_num_threads(1)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    be_process(rank, port)
     for name in NAMES:
         seen, nets = [], []
 
@@ -69,40 +64,6 @@ def one_of_two_processes(rank, port, root):
     torch.distributed.destroy_process_group()
 
 
-class FailsOnOne(LUCIR):
-    """Raises an error in the first incremental phase, in the second process alone."""
-
-    def loss(self, head, out, targets, teacher):
-        if teacher is not None and os.environ["RANK"] == "1":
-            raise ZeroDivisionError
-        return super().loss(head, out, targets, teacher)
-
-
-def one_that_fails(rank, port, root):
-    torch.set_num_threads(1)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    try:
-        small_run(root / "run", FailsOnOne(), split={"base_classes": 5, "phases": 1})
-    except Exception as error:
-        (root / f"error{rank}").write_text(f"{type(error).__name__}: {error}")
-
-
-def test_a_process_ends_with_a_message_when_another_fails(tmp_path):
-    context, port = mp.get_context("spawn"), free_port()
-    both = [context.Process(target=one_that_fails, args=(r, port, tmp_path)) for r in RANKS]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(120)
-        assert process.exitcode is not None
-    assert (tmp_path / "error1").read_text() == "ZeroDivisionError: "
-    told = (tmp_path / "error0").read_text()
-    assert told.startswith("ProcessError: process 0 of 2 has lost the connection")
-    assert len(rows_of(tmp_path / "run")) == 1  # the first phase is saved
-
-
 def test_batchnorm_is_shared_by_gpus():
     """The layers alone: there are no two GPUs here."""
     two, one = (
@@ -116,12 +77,6 @@ def test_batchnorm_is_shared_by_gpus():
         assert sum(isinstance(m, nn.SyncBatchNorm) for m in shared.modules()) == count
     assert shared.state_dict().keys() == keys
     torch.testing.assert_close(convert_to_aanet(shared)(x), expected)
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
