@@ -76,13 +76,13 @@ class Group:
 BOTH = ("icarl", "lucir")
 SEEDS = (0, 1)
 MAIN = ("plain", "learned", "fixed")
-CONTROLS = ("plain", "learned", "compute", "memory", "strict", "fixed", "all_all")
+CONTROLS = (*MAIN, "compute", "memory", "strict", "all_all")
 BLOCKS = ("all_frozen", "scaling_frozen", "scaling", "stem_plastic", "stem_paired", "imbalanced")
 
 GROUPS = [
     Group(
         "Controls",
-        [Planned(m, arm, seed=seed) for seed, m, arm in product(SEEDS, BOTH, CONTROLS)],
+        [Planned(m, arm, seed=seed) for arm, seed, m in product(CONTROLS, SEEDS, BOTH)],
     ),
     Group(
         "More phases",

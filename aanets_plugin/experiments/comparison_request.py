@@ -62,7 +62,7 @@ def comparison_from(method: Method, args: argparse.Namespace, command: str) -> C
             color_jitter=setting.color_jitter,
         )
         make_backbone = backbone_factory(setting.backbone, pretrained=args.pretrained)
-    increments = increments_from(args, setting, data.classes)
+    increments = increments_from(args, data.classes)
     orders = _orders(data, args.order, increments)
     memory = memory_from(args, setting)
     arms = arms_of(method, aanets, fixed_alpha=args.fixed_alpha, upper_bound=args.upper_bound)

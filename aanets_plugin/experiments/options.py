@@ -75,10 +75,9 @@ def _add_data_options(group: Any) -> None:
         "default: lucir",
     )
     number("--image-size", help=f"size of ImageNet and folder images; default: {IMAGE_SIZE}")
-    base_classes = _by_dataset("base_classes").replace("None", "half")
     number(
         "--base-classes",
-        help=f"number of classes in the first phase, 0 for equal phases; default: {base_classes}",
+        help="number of classes in the first phase, 0 for equal phases; default: half of them",
     )
     number(
         "--phases",

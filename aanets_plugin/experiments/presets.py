@@ -20,8 +20,6 @@ class Setting:
     backbone: str
     training: Training
     memory_per_class: int = EXEMPLARS_PER_CLASS
-    base_classes: int | None = None
-    """Classes of the first phase. Default: half of them, rounded up."""
     hyperparameters: dict[str, float] = field(default_factory=dict)
     """Hyperparameters for methods that have them, in place of their defaults."""
     color_jitter: bool = False
@@ -48,33 +46,32 @@ class Setting:
             base_epochs = round(epochs * training.epochs_of(0) / training.epochs)
         return replace(self, training=replace(training, epochs=epochs, base_epochs=base_epochs))
 
-    def split(self, classes: int, base_classes: int | None, phases: int | None) -> tuple[int, int]:
-        """The classes of the first phase and the number of later phases, with defaults for None.
 
-        Examples:
-            >>> DATASET_SETTINGS["cifar100"].split(100, None, None)
-            (50, 5)
-            >>> DATASET_SETTINGS["folder"].split(37, None, None)
-            (19, 3)
-        """
-        if base_classes is None:
-            base_classes = self.base_classes
-        if base_classes is None:
-            base_classes = (classes + 1) // 2
-        if phases is None:
-            rest = max(1, classes - base_classes)
-            phases = max(n for n in range(1, MOST_PHASES + 1) if rest % n == 0)
-        return base_classes, phases
+def default_split(classes: int, base_classes: int | None, phases: int | None) -> tuple[int, int]:
+    """The classes of the first phase and the number of later phases.
+
+    Default: half of the classes, rounded up, and up to five phases of equal size.
+
+    Examples:
+        >>> default_split(100, None, None), default_split(37, None, None)
+        ((50, 5), (19, 3))
+    """
+    if base_classes is None:
+        base_classes = (classes + 1) // 2
+    if phases is None:
+        rest = max(1, classes - base_classes)
+        phases = max(n for n in range(1, MOST_PHASES + 1) if rest % n == 0)
+    return base_classes, phases
 
 
 _SHORT = Training(epochs=30, base_epochs=60, workers=4)
 # Digits take about a minute on two cores. The others train for fewer epochs than the paper.
 DATASET_SETTINGS = {
+    # The paper's protocol for ten classes: half of them first, then five phases; few exemplars.
     "digits": Setting(
         "resnet8",
         Training(epochs=15, base_epochs=20, batch_size=32, lr=0.05),
-        memory_per_class=10,
-        base_classes=4,
+        memory_per_class=6,
     ),
     "cifar100": Setting("resnet32", Training(epochs=40, base_epochs=80)),
     "imagenet-subset": Setting("resnet18_open", _SHORT),

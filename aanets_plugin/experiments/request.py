@@ -8,7 +8,7 @@ from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments.options import AANET_OPTIONS
-from aanets_plugin.experiments.presets import Setting, setting
+from aanets_plugin.experiments.presets import Setting, default_split, setting
 from aanets_plugin.experiments.saved_config import SavedConfig
 from aanets_plugin.experiments.settings import Memory
 from aanets_plugin.experiments.splits import PAPER_SEED, check_increments, check_split
@@ -114,11 +114,11 @@ def setting_from(
     return replace(chosen, training=replace(chosen.training, **training), **other)
 
 
-def increments_from(args: argparse.Namespace, setting: Setting, classes: int) -> list[int]:
+def increments_from(args: argparse.Namespace, classes: int) -> list[int]:
     """The number of new classes in each phase."""
     if args.increments is not None:
         return check_increments(args.increments, classes)
-    base_classes, phases = setting.split(classes, args.base_classes, args.phases)
+    base_classes, phases = default_split(classes, args.base_classes, args.phases)
     return check_split(classes, base_classes=base_classes, phases=phases)
 
 

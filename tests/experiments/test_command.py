@@ -52,7 +52,7 @@ def test_every_option_of_a_command_is_explained(name, monkeypatch, capsys):
         ("walk", "invalid choice: 'walk'"),
         ("run", "METHOD is missing. Pass one of icarl"),
         ("run lucid", "invalid choice: 'lucid'"),
-        ("run lucir --phases 4", "aanets run: error: phases=4: must divide the 6 classes"),
+        ("run lucir --phases 4", "aanets run: error: phases=4: must divide the 5 classes"),
     ],
 )
 def test_a_wrong_command_line_ends_with_a_message(line, message, tmp_path, monkeypatch, capsys):
