@@ -252,7 +252,7 @@ def test_weights_that_cannot_be_had_are_told(tmp_path, monkeypatch):
         ("--order 7 7", "--order 7: is given twice"),
         ("--subset podnet", "for dataset='imagenet-subset' only"),
         ("--memory-per-class 1000", "a class has only 87 training samples"),
-        ("--images-per-class 9", "a class has only 9 training samples"),
+        ("--images-per-class 5", "a class has only 5 training samples"),
         ("--memory-total 5", "total=5: must be ≥ 10"),
         ("--memory-per-class 0", "per_class=0: must be an integer ≥ 1"),
         ("--memory-per-class 5 --memory-total 50", "not allowed with"),
