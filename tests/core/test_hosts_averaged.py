@@ -16,6 +16,7 @@ from aanets_plugin import (
     UnsupportedModelError,
     convert_to_aanet,
     fold,
+    freeze_base,
     levels,
     load_plain_state_dict,
     save_aanet,
@@ -76,6 +77,43 @@ def test_an_exponential_average_goes_into_a_file_and_back(tmp_path):
     other.load_state_dict(torch.load(tmp_path / "ema.pt"))
     assert torch.equal(other.eval()(x), average.eval()(x))
     assert relative_error(other(x), net.eval()(x)) > 1e-3
+
+
+AVERAGES = {
+    "AveragedModel": lambda net: AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5)),
+    "ModelEmaV2": lambda net: pytest.importorskip("timm.utils").ModelEmaV2(net, decay=0.5),
+    "ModelEmaV3": lambda net: pytest.importorskip("timm.utils").ModelEmaV3(net, decay=0.5),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("make", AVERAGES.values(), ids=AVERAGES)
+def test_an_average_goes_on_after_the_base_phase_if_its_base_is_frozen_too(make, options):
+    net, x = convert_to_aanet(CifarResNet(1, 5), **options), images()
+    bilevel, average, forgotten = BilevelStrategy(net), make(net), make(net)
+
+    def update(copied):
+        is_torch = isinstance(copied, AveragedModel)
+        (copied.update_parameters if is_torch else copied.update)(net)
+
+    with bilevel.phase():
+        for copied in (average, forgotten):
+            update(copied)  # the first update copies
+        learn(net, x)
+        update(average)
+    with pytest.raises(RuntimeError, match=r"size of tensor|shape"):
+        update(forgotten)
+    freeze_base(average)
+    before = {name: value.clone() for name, value in average.module.state_dict().items()}
+    bilevel.begin_phase()
+    learn(net, x)
+    vary(net)
+    update(average)
+    state, now = net.state_dict(), average.module.state_dict()
+    assert now.keys() == state.keys()
+    for name, _ in net.named_parameters():
+        assert torch.allclose(now[name], (before[name] + state[name]) / 2, atol=1e-6)  # float32
+        assert not torch.equal(now[name], state[name])
 
 
 # Traces
