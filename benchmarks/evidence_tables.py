@@ -8,106 +8,22 @@ Reads --keep, and writes evidence.md and its pictures to --output. No training: 
 from __future__ import annotations
 
 import argparse
-import functools
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from evidence_plan import ARMS, BLOCKS, BOTH, CONTROLS, MAIN, PAPER_ORDER, PLAN, PROTOCOLS, Planned
-from matplotlib.figure import Figure
+from evidence_pictures import draw_accuracy, draw_alpha, draw_phases
+from evidence_plan import ARMS, BLOCKS, BOTH, CONTROLS, GROUPS, MAIN, PAPER_ORDER, PLAN, Planned
+from evidence_runs import Finished, cost_of, intransigence_of, matched, read, title_of
 
-from aanets_plugin import AlphaRecord, convert_to_aanet, profile
-from aanets_plugin.baselines import METHODS, CifarResNet, Joint
-from aanets_plugin.baselines.lifecycle import build_network
-from aanets_plugin.baselines.metrics import intransigence
-from aanets_plugin.experiments.accuracy_plot import plot_accuracy
-from aanets_plugin.experiments.results import RULES, Result, interval, signed
-from aanets_plugin.experiments.run_folder import RunFolder
-from aanets_plugin.plots import plot_alpha
+from aanets_plugin.baselines import METHODS
+from aanets_plugin.budget import MB
+from aanets_plugin.experiments.results import RULES, interval, signed
 
-MB = 2**20
-SHAPE, CLASSES = (3, 32, 32), 100
 Pair = tuple[str, str]
 """Two arms, the second to be subtracted from the first."""
-
-
-# -- what there is -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run and what it left."""
-
-    planned: Planned
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
-    seconds: list[float]
-    """Processor time by phase."""
-    alpha: list[AlphaRecord]
-
-    @property
-    def rule(self) -> Any:
-        """The rule that the method's authors report."""
-        return METHODS.get(self.planned.method, Joint).predicts_by
-
-    def value(self, name: str, rule: str | None = None) -> float:
-        """A metric after the last phase, by the reported rule or another one."""
-        return float(self.rows[-1][rule or self.rule][name])
-
-    @property
-    def minutes(self) -> float:
-        """Processor time of all phases but the first, which runs share."""
-        return sum(self.seconds[1 : len(self.rows)]) / 60
-
-    @property
-    def result(self) -> Result:
-        metrics = {rule: [row[rule] for row in self.rows] for rule in RULES if rule in self.rows[0]}
-        classes = [row["classes"] for row in self.rows]
-        return Result(ARMS[self.planned.arm].label, self.planned.seed, classes, **metrics)
-
-
-def read(keep: Path) -> dict[Planned, Finished]:
-    """The planned runs that are finished."""
-    finished = {}
-    for planned in PLAN:
-        folder = keep / planned.name
-        rows = RunFolder(folder).rows()
-        if len(rows) == planned.phases:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            times = json.loads((folder / "time.json").read_text(encoding="utf-8"))
-            alpha = RunFolder(folder).alpha()
-            finished[planned] = Finished(planned, config, rows, times["cpu_seconds"], alpha)
-    return finished
-
-
-@functools.cache
-def cost(method: str, blocks: tuple[str, ...] | None, stem: str, exemplars: int) -> Any:
-    """Parameters and memory after the last phase."""
-    kind = METHODS[method]()
-    net = build_network(lambda: CifarResNet(3, CLASSES), kind, CLASSES, SHAPE)
-    if blocks is not None:
-        convert_to_aanet(net.backbone, blocks=blocks, stem=stem)
-    return profile(net, SHAPE, exemplars=exemplars * CLASSES)
-
-
-def cost_of(run: Finished) -> Any:
-    aanets = run.config["aanets"] or {"blocks": None, "stem": ""}
-    blocks = None if aanets["blocks"] is None else tuple(aanets["blocks"])
-    return cost(run.planned.method, blocks, aanets["stem"], run.config["memory"]["per_class"])
-
-
-def intransigence_of(run: Finished, runs: dict[Planned, Finished]) -> float | None:
-    """Against joint training with the same seed; None if there is no such run."""
-    planned = run.planned
-    joint = runs.get(Planned("joint", "plain", planned.protocol, planned.seed, planned.order))
-    if joint is None:
-        return None
-    best, own = [row["head"] for row in joint.rows], [row[run.rule] for row in run.rows]
-    return intransigence(own, best)
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -160,7 +76,7 @@ def pairs_table(some: Sequence[Finished], pairs: Sequence[Pair]) -> str:
             pooled += both
             if both:
                 seeds = ", ".join(str(one.planned.seed) for one, _ in both)
-                rows.append([words, method, protocol, seeds, *differences(both)])
+                rows.append([words, title_of(method), protocol, seeds, *differences(both)])
         if len({one.planned.method for one, _ in pooled}) > 1:
             protocols = ", ".join(dict.fromkeys(one.planned.protocol for one, _ in pooled))
             _, *mean = differences(pooled)
@@ -169,18 +85,6 @@ def pairs_table(some: Sequence[Finished], pairs: Sequence[Pair]) -> str:
         return "No pair of runs is finished."
     header = ["difference", "method", "phases", "seeds", "average, by seed", "mean"]
     return markdown([*header, "95% interval", "last phase", "by the other rule"], rows)
-
-
-def matched(some: Sequence[Finished], first: str, second: str) -> list[tuple[Finished, Finished]]:
-    """Runs of two arms with the same seed and class order."""
-    places = {
-        (run.planned.seed, run.planned.order): run for run in some if run.planned.arm == second
-    }
-    return [
-        (run, places[run.planned.seed, run.planned.order])
-        for run in some
-        if run.planned.arm == first and (run.planned.seed, run.planned.order) in places
-    ]
 
 
 def differences(both: Sequence[tuple[Finished, Finished]]) -> list[str]:
@@ -200,6 +104,38 @@ def differences(both: Sequence[tuple[Finished, Finished]]) -> list[str]:
 
 def other_rule(run: Finished) -> str:
     return next(rule for rule in RULES if rule != run.rule)
+
+
+def overview(finished: dict[Planned, Finished]) -> str:
+    """A row for each method with 5 phases: the main arms and their differences, by seed."""
+    rows = []
+    for method, kind in METHODS.items():
+        some = [
+            run
+            for planned, run in finished.items()
+            if (planned.method, planned.protocol) == (method, "N5")
+        ]
+        both = matched(some, "learned", "plain")
+        kept = {(one.planned.seed, one.planned.order) for one, _ in both}
+        both_fixed = matched(some, "learned", "fixed")
+        if not both or len(both_fixed) < len(both):
+            continue
+        means = [
+            fmean(
+                run.value("average")
+                for run in some
+                if run.planned.arm == arm and (run.planned.seed, run.planned.order) in kept
+            )
+            for arm in ("plain", "fixed", "learned")
+        ]
+        seeds = ", ".join(str(one.planned.seed) for one, _ in both)
+        gains, *_ = differences(both)
+        more, *_ = differences(both_fixed)
+        rule = RULES[kind.predicts_by]
+        rows.append([title_of(method), rule, *(f"{m:.2f}" for m in means), gains, more, seeds])
+    labels = [ARMS[arm].label for arm in ("plain", "fixed", "learned")]
+    header = ["baseline", "by", *labels, "learned α - plain, by seed", "learned - fixed, by seed"]
+    return markdown([*header, "seeds"], rows)
 
 
 # -- sections ------------------------------------------------------------------------------------
@@ -347,78 +283,25 @@ def section_text(section: Section, finished: dict[Planned, Finished], output: Pa
             own = [run for run in some if run.planned.method == method]
             own = [run for run in own if run.planned.protocol == protocol]
             if own:
-                title = f"**{method}, {PROTOCOLS[protocol].label}**"
-                parts += [title, arms_table(own, finished)]
-                if section.picture:
+                parts += [f"**{own[0].title}**", arms_table(own, finished)]
+                if section.picture and (section.picture, protocol) != ("phases", "N5"):
                     parts.append(draw_accuracy(own, section.picture, output))
     return "\n\n".join(parts)
 
 
 def state_text(finished: dict[Planned, Finished]) -> str:
     """Which runs are finished and which are not."""
-    missing = [f"`{planned.name}`" for planned in PLAN if planned not in finished]
-    text = f"{len(finished)} of {len(PLAN)} planned runs are finished."
-    if missing:
-        text += f" Not yet, or not at all: {', '.join(missing)}."
+    groups = ", ".join(
+        f"{sum(run in finished for run in group.runs)} of {len(group.runs)} ({group.title})"
+        for group in GROUPS
+    )
+    text = f"{len(finished)} of {len(PLAN)} planned runs are finished: {groups}."
+    text += " `python benchmarks/evidence.py --status` names the others."
     joint = [run for planned, run in finished.items() if planned.method == "joint"]
     if joint:
         averages = ", ".join(f"{run.value('average'):.2f}" for run in joint)
         text += f" Joint training, by head, has an average of {averages}."
     return text
-
-
-# -- pictures ------------------------------------------------------------------------------------
-
-
-def draw_accuracy(own: Sequence[Finished], words: str, output: Path) -> str:
-    """The accuracy over the phases; returns the line that shows it."""
-    planned = own[0].planned
-    phases = "" if planned.protocol == words else f"_{planned.protocol}"
-    name = f"evidence_{words}_{planned.method}{phases}.png"
-    title = f"{planned.method}, {PROTOCOLS[planned.protocol].label}"
-    plot_accuracy([run.result for run in own], output / name, rule=own[0].rule, title=title)
-    return f"![{title}]({name})"
-
-
-def draw_phases(finished: dict[Planned, Finished], path: Path) -> bool:
-    """The gain over the number of phases; False if there is only one number."""
-    counts = {"N5": 5, "N10": 10, "N25": 25}
-    figure = Figure(figsize=(6.0, 4.2), layout="constrained")
-    axes = figure.subplots()
-    drawn = set()
-    for method, marker in zip(BOTH, "os", strict=True):
-        gains: dict[int, list[float]] = {}
-        for protocol, count in counts.items():
-            some = [
-                run
-                for planned, run in finished.items()
-                if (planned.method, planned.protocol) == (method, protocol)
-                and planned.order == PAPER_ORDER
-            ]
-            for one, other in matched(some, "learned", "plain"):
-                gains.setdefault(count, []).append(one.value("average") - other.value("average"))
-        drawn |= set(gains)
-        means = {count: fmean(values) for count, values in gains.items()}
-        (line,) = axes.plot(list(means), list(means.values()), marker=marker, label=method)
-        for count, values in gains.items():
-            axes.plot([count] * len(values), values, "_", color=line.get_color(), markersize=12)
-    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.set(xlabel="phases after the first", ylabel="learned α - plain, points")
-    axes.set_xticks(list(counts.values()))
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    return len(drawn) > 1
-
-
-def draw_alpha(finished: dict[Planned, Finished], output: Path) -> list[str]:
-    """α of the runs with learned α, seed 0; returns the lines that show it."""
-    lines = []
-    for planned, run in finished.items():
-        if planned.arm == "learned" and planned.seed == 0 and run.alpha:
-            name = f"evidence_alpha_{planned.method}_{planned.protocol}.png"
-            plot_alpha(run.alpha, output / name)
-            lines.append(f"![α of {planned.method}, {PROTOCOLS[planned.protocol].label}]({name})")
-    return lines
 
 
 def main() -> None:
@@ -432,6 +315,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     finished = read(args.keep)
     parts = ["# Evidence", "`python benchmarks/evidence_tables.py`", state_text(finished), CAPTION]
+    parts += ["## In short", overview(finished)]
     parts += [section_text(section, finished, args.output) for section in SECTIONS]
     if draw_phases(finished, args.output / "evidence_phases.png"):
         parts += ["## The gain over the number of phases", "![gain](evidence_phases.png)"]
