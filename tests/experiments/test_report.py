@@ -209,3 +209,18 @@ def test_the_page_in_a_browser(folder, scheme):
         url for url in requests if url.startswith(address + "#")
     }
     assert messages == []
+
+
+def test_the_first_paragraph_says_what_each_branch_knows(folder):
+    known = {"stable": [], "plastic": []}
+    for seed in (0, 1):
+        rows = json.loads((folder / f"learned-{seed}" / "branches.json").read_text())["rows"]
+        for branch, own in known.items():
+            own += [row["by_phase"] for row in rows if row["name"] == f"{branch} alone"]
+    words = [
+        f"the {branch} branch knows {(a[0] + b[0]) / 2:.0f}% of the first classes and "
+        f"{(a[-1] + b[-1]) / 2:.0f}% of the newest"
+        for branch, (a, b) in known.items()
+    ]
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"Alone, {'; '.join(words)}." in text

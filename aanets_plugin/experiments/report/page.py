@@ -10,6 +10,7 @@ import jinja2
 from aanets_plugin.experiments.report import sections
 from aanets_plugin.experiments.report.collect import read_finished
 from aanets_plugin.experiments.results import UPPER_BOUND, arm_names
+from aanets_plugin.experiments.splits import describe_increments
 from aanets_plugin.files import write_text
 
 
@@ -49,22 +50,15 @@ def write_page(folder: str | Path) -> Path:
 
 def describe(config: dict[str, Any]) -> str:
     """The setting of a run in a sentence."""
-    increments, memory, training = (
-        config["data"]["increments"],
-        config["memory"],
-        config["training"],
-    )
-    first, *later = increments
-    phases = f"{first} classes first"
-    if later:
-        each = str(later[0]) if len(set(later)) == 1 else " + ".join(map(str, later))
-        phases += (
-            f", then {len(later)} x {each} classes" if len(set(later)) == 1 else f", then {each}"
-        )
+    memory, training = config["memory"], config["training"]
     number = f"{memory['per_class']} per class"
     if memory["per_class"] is None:
         number = f"{memory['total']} in total"
+    dataset = config.get("source", {}).get("dataset")
+    epochs = training["epochs"]
     return (
-        f"{phases}; exemplars: {number}; {config['backbone']}; {training['epochs']} epochs in each "
-        f"later phase, batch size {training['batch_size']}, learning rate {training['lr']:g}."
+        f"{f'{dataset}, ' if dataset else ''}{describe_increments(config['data']['increments'])}; "
+        f"exemplars: {number}; {config['backbone']}; {training.get('base_epochs') or epochs} "
+        f"epochs in the first phase, {epochs} in the others, batch size {training['batch_size']}, "
+        f"learning rate {training['lr']:g}."
     )

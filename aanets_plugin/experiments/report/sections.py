@@ -68,11 +68,29 @@ def in_short(results: Sequence[Result], rule: Rule, runs: Sequence[Finished]) ->
             for key in ("old", "new")
         )
         text += f" After the last phase: {old} points on old classes, {new} on the newest ones."
+    text += _branches_in_short([run for run in runs if run.result.arm == ours and run.branches])
     costs = {run.result.arm: run.cost for run in runs if run.cost}
     if {ours, PLAIN} <= costs.keys():
         parameters, flops = (costs[ours][k] / costs[PLAIN][k] for k in ("parameters", "flops"))
         text += f" Price: {parameters:.2f} times the parameters, {flops:.2f} times the FLOPs."
     return Section("short", "In short", text)
+
+
+def _branches_in_short(runs: Sequence[Finished]) -> str:
+    """What each branch alone knows of the first and of the newest classes, mean over runs."""
+    known: dict[str, list[list[float]]] = {}
+    for run in runs:
+        for row in run.branches["rows"]:
+            if row["branch"] is not None and row["level"] is None and len(row["by_phase"]) > 1:
+                known.setdefault(row["branch"], []).append(row["by_phase"])
+    if len(known) < 2:
+        return ""
+    each = [
+        f"the {branch} branch knows {fmean(phases[0] for phases in own):.0f}% of the first classes "
+        f"and {fmean(phases[-1] for phases in own):.0f}% of the newest"
+        for branch, own in reversed(known.items())
+    ]
+    return f" Alone, {'; '.join(each)}."
 
 
 def _mean_of_last(results: Sequence[Result], arm: str, rule: Rule, key: str) -> float:
