@@ -101,7 +101,7 @@ def plot_accuracy(
     figure.legend(
         loc="outside lower center",
         ncols=2,
-        title=textwrap.fill(how, 90),
+        title=textwrap.fill(how, 100),
         title_fontsize=9,
         frameon=False,
     )
