@@ -1,4 +1,4 @@
-"""Result tables, the accuracy plot and the summary page, from made-up numbers."""
+"""Result tables from made-up numbers."""
 
 from __future__ import annotations
 
@@ -21,49 +21,13 @@ from aanets_plugin.experiments import (
     plot_accuracy,
     results_table,
 )
-from aanets_plugin.experiments.results import interval, write_summary
-
-CLASSES = [50, 60, 70]
-LEARNED, FIXED = "AANets, learned α", "AANets, fixed α"
-
-
-def metrics(accuracies, **last):
-    """The metrics of each phase; `last` replaces some of the last phase."""
-    phases = []
-    for phase, accuracy in enumerate(accuracies):
-        phases.append(
-            {
-                "all": accuracy,
-                "old": accuracy - 5 if phase else None,
-                "new": accuracy + 10,
-                "base": accuracy - 7,
-                "by_phase": [accuracy] * (phase + 1),
-                "average": sum(accuracies[: phase + 1]) / (phase + 1),
-                "forgetting": 3.0 * phase if phase else None,
-            }
-        )
-    phases[-1].update(last)
-    return phases
-
-
-def run(arm, seed, head, means=None):
-    return Result(arm, seed, CLASSES, metrics(head), means and metrics(means))
+from aanets_plugin.experiments.results import interval
+from tests.experiments.results_setup import CLASSES, FIXED, LEARNED, made_up_results, metrics, run
 
 
 @pytest.fixture
 def results():
-    """Averages by head: plain 60, 62, 61; learned 63, 66, 63; fixed (one seed) 59; upper bound 72.
-    By nearest mean: plain 58, 60, 59; learned 59, 61, 60."""
-    return [
-        run(LEARNED, 0, [72, 63, 54], [68, 59, 50]),
-        run(LEARNED, 1, [75, 66, 57], [70, 61, 52]),
-        run(LEARNED, 2, [72, 63, 54], [69, 60, 51]),
-        run("upper bound", 0, [74, 72, 70]),
-        run("plain", 0, [70, 60, 50], [68, 58, 48]),
-        run("plain", 2, [71, 61, 51], [69, 59, 49]),
-        run("plain", 1, [72, 62, 52], [70, 60, 50]),
-        run(FIXED, 1, [70, 58, 49], [66, 60, 54]),
-    ]
+    return made_up_results()
 
 
 def table(text):
@@ -271,178 +235,6 @@ def test_an_interval_of_many_seeds_is_narrower():
     assert math.isfinite(width(200))
 
 
-# --- plot_accuracy
-
-
-@pytest.fixture
-def axes(results):
-    pytest.importorskip("matplotlib")
-    return plot_accuracy(results).axes[0]
-
-
-def curves(axes):
-    return {line.get_label().rsplit(" (", 1)[0]: line for line in axes.lines}
-
-
-def test_a_curve_is_the_mean_over_seeds_at_the_classes_seen(axes):
-    assert list(curves(axes)) == ["plain", LEARNED, FIXED, "upper bound"]
-    learned = curves(axes)[LEARNED]
-    assert list(learned.get_xdata()) == pytest.approx(CLASSES, abs=1)
-    assert list(learned.get_ydata()) == [73, 64, 55]
-    assert learned.get_label().endswith("(64.0)")
-    assert axes.get_ylabel() == "accuracy on all classes seen (%)"
-
-
-def test_equal_curves_do_not_cover_each_other():
-    pytest.importorskip("matplotlib")
-    same = [Result(arm, 0, CLASSES, metrics([70, 60, 50])) for arm in ("plain", LEARNED, FIXED)]
-    lines = curves(plot_accuracy(same).axes[0]).values()
-    for places in zip(*(line.get_xdata() for line in lines), strict=True):
-        assert len(set(places)) == 3
-        assert max(places) - min(places) < 2, "they stay at their phase"
-
-
-def test_the_band_of_three_seeds_is_the_95_percent_interval():
-    """By hand for 60, 64, 68: mean 64, deviation 4, half width 4.303 * 4 / sqrt(3) = 9.94."""
-    pytest.importorskip("matplotlib")
-    three = [Result("plain", s, CLASSES, metrics([70, 60 + 4 * s, 50])) for s in range(3)]
-    figure = plot_accuracy(three)
-    (band,) = figure.axes[0].collections
-    at_60 = [y for x, y in band.get_paths()[0].vertices if x == 60]
-    assert min(at_60) == pytest.approx(64 - 9.94, abs=0.01)
-    assert max(at_60) == pytest.approx(64 + 9.94, abs=0.01)
-    assert "95% interval" in figure.legends[0].get_title().get_text()
-
-
-def test_two_seeds_are_points_and_one_seed_has_neither():
-    pytest.importorskip("matplotlib")
-    two = [Result("plain", s, CLASSES, metrics([70, 60 + 4 * s, 50])) for s in range(2)]
-    figure = plot_accuracy(two)
-    (points,) = figure.axes[0].collections
-    assert [y for x, y in points.get_offsets().tolist() if x == 60] == [60, 64]
-    assert "single seeds" in figure.legends[0].get_title().get_text()
-    assert not plot_accuracy(two[:1]).axes[0].collections
-
-
-def test_the_other_rule_has_other_curves(results, axes):
-    other = curves(plot_accuracy(results, rule="nearest_mean").axes[0])
-    assert list(other) == ["plain", LEARNED, FIXED]
-    assert list(other["plain"].get_ydata()) == [69, 59, 49]
-    assert list(curves(axes)["plain"].get_ydata()) == [71, 61, 51]
-
-
-def test_plain_is_grey_the_upper_bound_dashed_and_aanets_in_colour(axes):
-    from matplotlib.colors import to_rgb
-
-    lines = curves(axes)
-    assert {arm: line.get_linestyle() for arm, line in lines.items()} == {
-        "plain": "-",
-        LEARNED: "-",
-        FIXED: "-",
-        "upper bound": "--",
-    }
-    colors = {arm: to_rgb(line.get_color()) for arm, line in lines.items()}
-    shades = {arm: max(color) - min(color) for arm, color in colors.items()}
-    assert max(shades["plain"], shades["upper bound"]) < 0.1
-    assert min(shades[LEARNED], shades[FIXED]) > 0.2
-    assert len({line.get_color() for line in lines.values()}) == 4
-    assert len({line.get_marker() for line in lines.values()}) == 4
-
-
-def test_an_arm_keeps_its_colour_when_others_are_missing(results, axes):
-    alone = plot_accuracy([r for r in results if r.arm == FIXED]).axes[0]
-    assert curves(alone)[FIXED].get_color() == curves(axes)[FIXED].get_color()
-
-
-@pytest.mark.parametrize(("phases", "step"), [(1, 1), (3, 1), (11, 1), (12, 2), (24, 3), (26, 5)])
-def test_ticks_stand_at_phases_and_the_last_one_is_labelled(phases, step):
-    pytest.importorskip("matplotlib")
-    classes = [50 + 2 * phase for phase in range(phases)]
-    result = Result("plain", 0, classes, metrics([float(90 - i) for i in range(phases)]))
-    axes = plot_accuracy([result]).axes[0]
-    ticks = list(axes.get_xticks())
-    assert ticks == classes[::-1][::step][::-1]
-    assert sorted({*ticks, *axes.get_xticks(minor=True)}) == classes
-    axes.figure.canvas.draw()
-    assert [label.get_text() for label in axes.get_xticklabels()] == [str(tick) for tick in ticks]
-
-
-def test_the_legend_covers_no_curve(results):
-    pytest.importorskip("matplotlib")
-    figure = plot_accuracy(results, title="CIFAR-100")
-    figure.canvas.draw()
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert not box.overlaps(figure.axes[0].get_tightbbox())
-    assert figure.bbox.containsx(box.x0)
-    assert figure.bbox.containsx(box.x1)
-    assert figure.bbox.containsy(box.y0)
-
-
-def test_a_picture_is_written_if_a_path_is_given(results, tmp_path):
-    pytest.importorskip("matplotlib")
-    plot_accuracy(results)
-    assert list(tmp_path.iterdir()) == []
-    plot_accuracy(results, tmp_path / "accuracy.png", title="any")
-    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-
-
-# --- write_summary
-
-
-def test_the_page_has_heading_command_notes_and_both_tables(results, tmp_path):
-    path = tmp_path / "summary.md"
-    options = {"reported": "nearest_mean", "notes": ["one core", "two"]}
-    write_summary(path, results, heading="LUCIR", command="python run.py --seeds 3", **options)
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("# LUCIR\n\n```\npython run.py --seeds 3\n```\n\n- one core\n- two\n\n")
-    assert results_table(results, reported="nearest_mean") in text
-    assert paired_table(results, reported="nearest_mean") in text
-
-
-def test_pictures_are_shown_where_they_exist(results, tmp_path):
-    path = tmp_path / "summary.md"
-    write_summary(path, results, heading="h", command="c")
-    assert ".png" not in path.read_text(encoding="utf-8")
-    (tmp_path / "alpha.png").touch()
-    write_summary(path, results, heading="h", command="c")
-    assert "(alpha.png)" in path.read_text(encoding="utf-8")
-    assert "(accuracy.png)" not in path.read_text(encoding="utf-8")
-    (tmp_path / "accuracy.png").touch()
-    write_summary(path, results, heading="h", command="c")
-    assert "(accuracy.png)" in path.read_text(encoding="utf-8")
-
-
-def test_a_page_without_a_plain_network_compares_nothing(results, tmp_path):
-    path = tmp_path / "summary.md"
-    for kept in (LEARNED, "plain"):
-        write_summary(path, [r for r in results if r.arm == kept], heading="h", command="c")
-        text = path.read_text(encoding="utf-8")
-        assert kept in text
-        assert "Against" not in text
-    write_summary(path, results, heading="h", command="c")
-    assert "Against the plain network" in path.read_text(encoding="utf-8")
-
-
-def test_a_page_that_cannot_be_finished_leaves_the_old_one(results, tmp_path, monkeypatch):
-    path = tmp_path / "summary.md"
-    write_summary(path, results, heading="old", command="c")
-    before = path.read_bytes()
-
-    def fails(*_):
-        raise OSError("disk")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fails)
-        with pytest.raises(OSError, match="disk"):
-            write_summary(path, results, heading="new", command="c")
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["summary.md"]
-    write_summary(path, results, heading="new", command="c")
-    assert path.read_bytes() != before
-    assert [p.name for p in tmp_path.iterdir()] == ["summary.md"]
-
-
 # --- what is refused
 
 
@@ -522,9 +314,3 @@ def test_results_need_torch_alone_and_a_plot_needs_matplotlib(matplotlib, tmp_pa
     assert (tmp_path / "accuracy.png").exists() == matplotlib
     assert done.returncode == (0 if matplotlib else 1)
     assert ("ModuleNotFoundError: import of matplotlib halted" in done.stderr) != matplotlib
-
-
-def test_a_plot_keeps_off_the_global_state_of_pyplot(results, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    assert plot_accuracy(results).axes
