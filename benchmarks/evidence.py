@@ -16,7 +16,6 @@ import fnmatch
 import shutil
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from accuracy import Setting
@@ -24,72 +23,42 @@ from allocator import keep_memory
 from evidence_plan import ARMS, PLAN, PROTOCOLS, Planned
 
 from aanets_plugin.baselines import METHODS, Joint
-from aanets_plugin.experiments.datasets import load_data, scenarios
+from aanets_plugin.experiments.plan import Plan, Source
 from aanets_plugin.experiments.progress import Progress, describe
 from aanets_plugin.experiments.queue import Job, Queue
 from aanets_plugin.experiments.run_folder import RunFolder
-from aanets_plugin.experiments.runner import Run
 from aanets_plugin.experiments.settings import Memory
-from aanets_plugin.experiments.splits import paper_order
-from aanets_plugin.experiments.trainer import default_accelerator
 from aanets_plugin.experiments.variants import Shared
 from aanets_plugin.experiments.workers import Workers, environments
 
 KEPT = ("config.json", "metrics.jsonl", "alpha.csv", "time.json")
 
 
-# -- one run -------------------------------------------------------------------------------------
-
-
-def prepare(setting: Setting, planned: Planned, base: Path | None = None) -> Run:
-    """The run, as far as it got; its first phase is taken from the run in `base`, if given."""
+def job_of(setting: Setting, planned: Planned) -> Job:
+    """A planned run as a job of the queue."""
     protocol = PROTOCOLS[planned.protocol]
-    data = load_data("cifar100", setting.data, per_class=setting.images)
-    order = paper_order(data.classes, planned.order)
-    train, test = scenarios(data, increments=protocol.increments, order=order)
-    epochs = round(setting.epochs * protocol.epochs)
+    source = Source("cifar100", setting.data, setting.images)
+    data = source.load()
+    training = setting.training
     shared = Shared(
         setting.backbone,
         Memory(per_class=setting.exemplars),
-        dataclasses.replace(setting.training, epochs=epochs),
+        dataclasses.replace(training, epochs=round(training.epochs * protocol.epochs)),
         data.classes,
         data.input_shape,
     )
-    own = shared.settings({**METHODS, "joint": Joint}[planned.method](), ARMS[planned.arm])
-    return Run(
-        train,
-        test,
-        own.backbone,
-        own.method,
-        aanets=own.aanets,
-        memory=own.memory,
-        training=own.training,
-        seed=planned.seed,
-        output=setting.runs / planned.name,
-        resume=True,
-        base=base,
-        accelerator=default_accelerator(cpu=True, mixed_precision=setting.precision),
-        progress=False,
-        report=False,
-    )
-
-
-def do(setting: Setting, planned: Planned, base: Path | None) -> None:
-    prepare(setting, planned, base).finish()
-
-
-# -- all runs ------------------------------------------------------------------------------------
-
-
-def job_of(setting: Setting, planned: Planned) -> Job:
-    return Job(
+    method = {**METHODS, "joint": Joint}[planned.method]()
+    plan = Plan(
         planned.name,
-        setting.runs / planned.name,
-        partial(do, setting, planned),
-        planned.phases,
-        planned.first_phase,
-        rule=METHODS.get(planned.method, Joint).predicts_by,
+        source,
+        shared.settings(method, ARMS[planned.arm]),
+        tuple(protocol.increments),
+        planned.seed,
+        precision=setting.precision,
+        device="cpu",
+        order=planned.order,
     )
+    return plan.job(setting.runs)
 
 
 class Keeper(Progress):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 from aanets_plugin.experiments.variants import VARIANTS as ARMS
 
@@ -57,12 +56,6 @@ class Planned:
     @property
     def phases(self) -> int:
         return len(PROTOCOLS[self.protocol].increments)
-
-    @property
-    def first_phase(self) -> tuple[Any, ...]:
-        """Runs for which this is equal have the same network after the first phase."""
-        head = "proxies" if self.method == "podnet" else "cosine"
-        return head, PROTOCOLS[self.protocol].increments[0], self.seed, self.order
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from aanets_plugin.experiments.datasets import Data, load_data, scenarios
 from aanets_plugin.experiments.queue import Job
 from aanets_plugin.experiments.run_folder import RunFolder
 from aanets_plugin.experiments.runner import Run
+from aanets_plugin.experiments.splits import PAPER_SEED, paper_order
 from aanets_plugin.experiments.trainer import default_accelerator
 from aanets_plugin.experiments.variants import RunSettings
 
@@ -53,6 +54,8 @@ class Plan:
     seed: int
     precision: str = "no"
     device: str = "auto"
+    order: int = PAPER_SEED
+    """The seed that shuffles the classes. Default: the paper's."""
 
     @property
     def first_phase(self) -> Hashable:
@@ -61,6 +64,7 @@ class Plan:
         return (
             self.source,
             self.seed,
+            self.order,
             self.increments[0],
             repr(self.settings.backbone),
             method.head_type,
@@ -77,7 +81,8 @@ class Plan:
         Its first phase is that of the run in the folder `base`, if given.
         """
         data, own = self.source.load(), self.settings
-        train, test = scenarios(data, increments=self.increments)
+        order = paper_order(data.classes, self.order)
+        train, test = scenarios(data, increments=self.increments, order=order)
         return Run(
             train,
             test,
