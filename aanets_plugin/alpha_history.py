@@ -17,7 +17,11 @@ from aanets_plugin.levels import named_levels
 
 @dataclasses.dataclass(frozen=True)
 class AlphaRecord:
-    """α of one level after one update, and the balanced loss before it (None if α is fixed)."""
+    """α of one level after one update.
+
+    `weights` are those of the branches, the plastic one first: (plastic, stable). `loss` is the
+    balanced loss before the update, None if α is fixed.
+    """
 
     phase: int
     epoch: int

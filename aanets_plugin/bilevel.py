@@ -204,6 +204,8 @@ class BilevelStrategy:
                     where = f"Phase {self.phase_index}, epoch {self.epoch}"
                     raise NonFiniteLossError(f"{where}: {error}") from None
             self.history += records_of(self.model, self.phase_index, self.epoch, loss)
+            if self.epoch == 0:
+                warn_if_phi_never_moved(self.model, self.phase_index)
             if self._phi_is_sane:  # warn once in a phase
                 self._phi_is_sane = not warn_if_phi_is_absurd(self.model, self.phase_index)
         self.epoch += 1
@@ -220,8 +222,6 @@ class BilevelStrategy:
         if self.in_base_phase:
             freeze_base(self.model)
         else:
-            if self.epoch:
-                warn_if_phi_never_moved(self.model, self.phase_index)
             if self._phi_is_sane:
                 warn_if_phi_is_absurd(self.model, self.phase_index)
             if self.update_base:

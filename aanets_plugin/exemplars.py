@@ -71,7 +71,8 @@ def targets_of(dataset: MapStyle | Dataset[Any]) -> torch.Tensor:
     looked = ", ".join(f".{name}" for name in _LABEL_ATTRIBUTES)
     raise ConfigurationError(
         f"A {type(dataset).__name__} has no class labels in {looked}, .tensors[-1], nor inside "
-        "Subset or ConcatDataset. Pass the labels, one integer per sample, as targets=."
+        "Subset or ConcatDataset. Pass a dataset that has them, such as TensorDataset(x, y), or "
+        "the labels, one integer per sample, as targets=."
         + "".join(f"\n  - {reason}" for reason in refused)
     )
 
@@ -160,9 +161,10 @@ def balanced_subset(
 
     Args:
         dataset: The new data, a map-style dataset.
-        exemplars: The exemplars of the old classes, a dataset with items of the same form. Leave
-            it out if `dataset` contains them already; otherwise a sample may appear twice. Samples
-            of a class that is in both parts are drawn from both together.
+        exemplars: The exemplars of the old classes, a dataset with items of the same form; None
+            or empty before there are any. Leave it out if `dataset` contains them already;
+            otherwise a sample may appear twice. Samples of a class that is in both parts are drawn
+            from both together.
         per_class: Samples of each class. Default: as many as the smallest class has.
         targets: Labels of `dataset`, if `targets_of` does not find them.
         exemplar_targets: Labels of `exemplars`, if `targets_of` does not find them.
@@ -188,7 +190,7 @@ def balanced_subset(
         ("exemplars", exemplars, exemplar_targets),
         ("dataset", dataset, targets),
     ):
-        if part is None and name == "exemplars":
+        if name == "exemplars" and (part is None or (isinstance(part, Mapping) and not part)):
             continue
         part_labels = _labels_of_part(name, part, given)
         if len(part_labels):
@@ -272,6 +274,7 @@ def check_length(labels: torch.Tensor, dataset: Any, name: str) -> None:
 
 
 def _labels_of_part(name: str, part: Any, given: Any) -> torch.Tensor:
+    argument = "targets" if name == "dataset" else "exemplar_targets"
     mapped = hasattr(part, "__len__") and hasattr(part, "__getitem__")
     if isinstance(part, IterableDataset) or not mapped:
         raise ConfigurationError(
@@ -287,10 +290,13 @@ def _labels_of_part(name: str, part: Any, given: Any) -> torch.Tensor:
                 f"dataset. Pass torch.utils.data.TensorDataset(x, y) or a dataset with your "
                 f"transforms."
             )
-        labels = targets_of(part)
+        try:
+            labels = targets_of(part)
+        except ConfigurationError as error:
+            message = str(error).replace("as targets=", f"as {argument}=")
+            raise ConfigurationError(f"{name}: {message}") from None
         check_length(labels, part, name)
         return labels
-    argument = "targets" if name == "dataset" else "exemplar_targets"
     labels = targets_of(given)
     check_length(labels, part, argument)
     return labels

@@ -19,8 +19,8 @@ def warn_if_phi_never_moved(model: nn.Module, phase: int) -> None:
     trained = any(delta.grad is not None for delta in deltas)
     if trained and not any(bool(delta.any()) for delta in deltas):
         warnings.warn(
-            f"φ did not move in phase {phase}, so the optimizer does not have it. Build the "
-            f"optimizer after begin_phase().",
+            f"φ did not move in the first epoch of phase {phase}, so the optimizer does not have "
+            f"it, and the stable branch does not learn. Build the optimizer after begin_phase().",
             stacklevel=3,
         )
 

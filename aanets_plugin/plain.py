@@ -28,6 +28,8 @@ def load_plain_state_dict(
 
     The weights become θ_base. A model in its base phase stays in it. If θ_base is frozen, all
     branches get the new weights, with φ = 1 and the initial α; build the optimizer after this call.
+    To keep θ_base as it is, make `BilevelStrategy(model, base_phase=False)`; otherwise its first
+    phase trains all weights further.
 
     Args:
         model: A converted model, or its converted backbone.

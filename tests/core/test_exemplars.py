@@ -410,3 +410,18 @@ class TestBalancedSubset:
     def test_nothing_to_choose_from_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="are empty"):
             balanced_subset(dataset_of([]), dataset_of([]))
+
+
+def test_a_message_names_the_part_that_is_wrong_and_the_argument_for_its_labels():
+    new = TensorDataset(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]))
+    memory = {0: torch.zeros(2, 3)}
+    with pytest.raises(ConfigurationError, match=r"exemplars: A dict has no.*exemplar_targets="):
+        balanced_subset(new, memory)
+    with pytest.raises(ConfigurationError, match=r"dataset: A dict has no.* as targets="):
+        balanced_subset(memory, new)
+
+
+def test_a_memory_that_is_empty_counts_for_nothing():
+    new = TensorDataset(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]))
+    for memory in (None, {}, []):
+        assert len(balanced_subset(new, memory)) == 4

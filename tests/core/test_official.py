@@ -300,9 +300,8 @@ def test_the_warning_about_phi_points_at_the_hosts_line():
     bilevel.begin_phase()
     x, y = batches(20)[0]
     F.cross_entropy(bilevel.model(x), y).backward()  # a training whose optimizer lacks φ
-    bilevel.after_epoch(batches(20))
     with pytest.warns(UserWarning, match="did not move") as caught:
-        bilevel.end_phase()
+        bilevel.after_epoch(batches(20))
     assert [warning.filename for warning in caught] == [__file__]
 
 

@@ -3,7 +3,7 @@
     aanets run lucir
     aanets run lucir --dataset cifar100 --data FOLDER --preset paper --seeds 0 1 2
 
-METHOD is icarl, lucir, podnet or mnemonics. Prints tables of the accuracy with and without AANets,
+Prints tables of the accuracy with and without AANets,
 from the same first phase, and draws the accuracy (accuracy.png) and the aggregation weights α of
 each level (alpha.png). On several GPUs or machines: accelerate launch -m aanets_plugin.experiments
 run METHOD …
