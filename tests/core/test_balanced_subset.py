@@ -138,9 +138,7 @@ class TestBalancedSubset:
     def test_a_message_names_the_part_that_is_wrong_and_the_argument_for_its_labels(self) -> None:
         new = TensorDataset(torch.zeros(4, 3), torch.tensor([0, 0, 1, 1]))
         memory = {0: torch.zeros(2, 3)}
-        with pytest.raises(
-            ConfigurationError, match=r"exemplars: A dict.*exemplar_targets="
-        ):
+        with pytest.raises(ConfigurationError, match=r"exemplars: A dict.*exemplar_targets="):
             balanced_subset(new, memory)
         with pytest.raises(ConfigurationError, match=r"dataset: A dict has no.* as targets="):
             balanced_subset(memory, new)
