@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import shlex
 import shutil
 import statistics
 import sys
@@ -163,7 +164,7 @@ def main() -> None:
             f"{(BASE + NEW) * TEST_IMAGES} test images. The plain phase took "
             f"{statistics.median(plain):.1f} s.",
             "",
-            f"`python {' '.join(['benchmarks/phase_speed.py', *sys.argv[1:]])}`: {args.repeats} "
+            f"`python {shlex.join(['benchmarks/phase_speed.py', *sys.argv[1:]])}`: {args.repeats} "
             f"rounds, one thread, seed 0, torch {torch.__version__.split('+')[0]}, "
             f"Python {platform.python_version()}, CPU.",
             "",
