@@ -4,6 +4,7 @@ import argparse
 import copy
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from aanets_plugin.experiments.comparison_request import comparison_from
 from aanets_plugin.experiments.launch import do_jobs, launcher_from
 from aanets_plugin.experiments.options import make_parser
 from aanets_plugin.experiments.queue import Job
+from aanets_plugin.experiments.report.collect import read_finished
+from aanets_plugin.experiments.report.short import short_text
 from aanets_plugin.experiments.results import PLAIN, Result, paired_table, results_table
 
 
@@ -67,6 +70,7 @@ def compare_as_asked(method: Method, args: argparse.Namespace, command: str) -> 
         if len(comparison.arms) > 1:
             print(paired_table(results, PLAIN, reported=rule))
         print((output / "costs.md").read_text(encoding="utf-8"))
+        print(textwrap.fill(short_text(read_finished(output)[0], rule), 100), end="\n\n")
         for name in ("accuracy.png", "alpha.png", "summary.md", "costs.csv", "report.html"):
             if (output / name).exists():
                 print(output / name)

@@ -313,8 +313,14 @@ def test_a_comparison_runs_and_a_finished_one_is_only_read(tmp_path, capsys):
     for arm, moved in (("learned", True), ("fixed", False)):
         with open(out / f"{arm}-0" / "alpha.csv", encoding="utf-8") as file:
             assert any(row["alpha_0"] != "0.5" for row in csv.DictReader(file)) == moved
-    table = capsys.readouterr().out.split("\n| arm")[1:]
+    printed = capsys.readouterr().out
+    table = printed.split("\n| arm")[1:]
     assert len(table) == 3
+    # The terminal says what the first paragraph of the report says.
+    short = " ".join(printed[printed.index("\nAANets, learned α: ") :].split("\n\n")[0].split())
+    assert f"against {results[0].head[-1]['average']:.2f}% of the plain network" in short
+    assert "Alone, the stable branch knows" in short
+    assert short in " ".join((out / "report.html").read_text(encoding="utf-8").split())
 
     stamp = (out / "plain-0" / "checkpoint" / "phase.pt").stat().st_mtime_ns
     assert main(LUCIR(), [*options, "--resume"]) == results

@@ -22,7 +22,7 @@ def write_page(folder: str | Path) -> Path:
     lead = next((run for run in runs if run.result.arm != UPPER_BOUND), runs[0])
     rule = lead.rule
     parts = [
-        sections.in_short(results, rule, runs),
+        sections.in_short(runs, rule),
         sections.accuracy(results, rule),
         sections.forgetting(results, rule),
         sections.groups(results, rule),

@@ -17,18 +17,16 @@ from aanets_plugin.experiments.accuracy_plot import plot_accuracy
 from aanets_plugin.experiments.report import html
 from aanets_plugin.experiments.report.collect import Finished
 from aanets_plugin.experiments.report.figures import plot_groups, plot_matrices
+from aanets_plugin.experiments.report.short import short_text
 from aanets_plugin.experiments.results import (
     LEARNED,
     PLAIN,
     RULES,
     Result,
     arm_names,
-    gains,
-    interval,
     metrics_of,
     paired_table,
     results_table,
-    signed,
 )
 from aanets_plugin.plot_style import to_svg
 from aanets_plugin.plots import plot_alpha
@@ -44,58 +42,9 @@ class Section:
     parts: list[Markup] = field(default_factory=list)
 
 
-def in_short(results: Sequence[Result], rule: Rule, runs: Sequence[Finished]) -> Section:
+def in_short(runs: Sequence[Finished], rule: Rule) -> Section:
     """Whether AANets helped, on which classes, and at what price."""
-    arms = [arm for arm in arm_names(results) if metrics_of(results, arm, rule)]
-    average = {arm: _mean_of_last(results, arm, rule, "average") for arm in arms}
-    ours = next((arm for arm in arms if arm.startswith("AANets")), None)
-    if ours is None or PLAIN not in arms:
-        text = "; ".join(f"{arm}: {average[arm]:.2f}%" for arm in arms)
-        text = f"Average incremental accuracy by {RULES[rule]}: {text}."
-        return Section("short", "In short", text)
-    differences = gains(results, ours, PLAIN, rule)
-    spread = "one seed" if len(differences) < 2 else f"95% interval {interval(differences)}"
-    text = (
-        f"{ours}: {average[ours]:.2f}% average incremental accuracy by {RULES[rule]}, against "
-        f"{average[PLAIN]:.2f}% of the plain network: {signed(fmean(differences))} points "
-        f"({spread})."
-    )
-    if len(results[0].classes) > 1:
-        old, new = (
-            signed(
-                _mean_of_last(results, ours, rule, key) - _mean_of_last(results, PLAIN, rule, key)
-            )
-            for key in ("old", "new")
-        )
-        text += f" After the last phase: {old} points on old classes, {new} on the newest ones."
-    text += _branches_in_short([run for run in runs if run.result.arm == ours and run.branches])
-    costs = {run.result.arm: run.cost for run in runs if run.cost}
-    if {ours, PLAIN} <= costs.keys():
-        parameters, flops = (costs[ours][k] / costs[PLAIN][k] for k in ("parameters", "flops"))
-        text += f" Price: {parameters:.2f} times the parameters, {flops:.2f} times the FLOPs."
-    return Section("short", "In short", text)
-
-
-def _branches_in_short(runs: Sequence[Finished]) -> str:
-    """What each branch alone knows of the first and of the newest classes, mean over runs."""
-    known: dict[str, list[list[float]]] = {}
-    for run in runs:
-        for row in run.branches["rows"]:
-            if row["branch"] is not None and row["level"] is None and len(row["by_phase"]) > 1:
-                known.setdefault(row["branch"], []).append(row["by_phase"])
-    if len(known) < 2:
-        return ""
-    each = [
-        f"the {branch} branch knows {fmean(phases[0] for phases in own):.0f}% of the first classes "
-        f"and {fmean(phases[-1] for phases in own):.0f}% of the newest"
-        for branch, own in reversed(known.items())
-    ]
-    return f" Alone, {'; '.join(each)}."
-
-
-def _mean_of_last(results: Sequence[Result], arm: str, rule: Rule, key: str) -> float:
-    """The mean over seeds of a metric after the last phase."""
-    return fmean(run[-1][key] for run in metrics_of(results, arm, rule))
+    return Section("short", "In short", short_text(runs, rule))
 
 
 def accuracy(results: Sequence[Result], rule: Rule) -> Section:
