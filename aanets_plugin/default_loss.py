@@ -58,6 +58,8 @@ def cross_entropy(
         logits_of: Returns the logits in the model's output.
     """
     x, y = inputs_and_labels(batch)
+    if y.dim() == 1:
+        y = _class_numbers(y)
     device = next(itertools.chain(model.parameters(), model.buffers())).device
     logits = logits_of(model(x.to(device, non_blocking=True)))
     outputs = logits.shape[1]
@@ -113,14 +115,39 @@ def inputs_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
         # (index, x, y): the inputs of a network have more than one dimension.
         parts = list(batch[1:] if len(batch) > 2 and _is_index(batch[0]) else batch)
     if len(parts) < 2 or not all(isinstance(part, Tensor) for part in parts[:2]):
-        form = f"a {type(batch).__name__}"
-        if isinstance(batch, Mapping):
-            form += f" with {', '.join(map(repr, batch)) or 'no entries'}"
         raise ConfigurationError(
-            f"The balanced batch is {form}: must be (x, y, …), (index, x, y, …) or a dict with "
-            f"'image' and 'label', of tensors. {_WRITE_LOSS_FN}"
+            f"The balanced batch is {_form_of(batch)}: must be (x, y, …), (index, x, y, …) or a "
+            f"dict with 'image' and 'label', of tensors. {_hint(batch, parts)}{_WRITE_LOSS_FN}"
         )
     return parts[0], parts[1]
+
+
+def _form_of(batch: Any) -> str:
+    form = f"a {type(batch).__name__}"
+    if isinstance(batch, Mapping):
+        return f"{form} with {', '.join(map(repr, batch)) or 'no entries'}"
+    if isinstance(batch, (tuple, list)) and batch:
+        return f"{form} of {', '.join(type(part).__name__ for part in batch[:4])}"
+    return form
+
+
+def _hint(batch: Any, parts: list[Any]) -> str:
+    """What may help, for two common slips."""
+    if isinstance(batch, Tensor):
+        return "A single batch is passed in a list: [(x, y)]. "
+    if len(parts) >= 2 and any(type(part).__module__ == "numpy" for part in parts[:2]):
+        return "torch.as_tensor(…) makes a tensor of a numpy array. "
+    return ""
+
+
+def _class_numbers(y: Tensor) -> Tensor:
+    """The labels in the type that torch's cross-entropy takes. Other integers mean the same."""
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ConfigurationError(
+            f"The labels of the balanced batch are {y.dtype}: must be integers. Pass y.long(), or "
+            f"a loss_fn that reads them."
+        )
+    return y.long()
 
 
 def _is_index(part: Any) -> bool:

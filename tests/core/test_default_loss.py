@@ -55,6 +55,35 @@ def test_a_batch_that_is_not_understood_shows_the_loss_function_to_write():
         started(aanet()).after_epoch([{"pixels": samples()[0], "label": samples()[1]}])
 
 
+@pytest.mark.parametrize(
+    ("balanced", "form", "hint"),
+    [
+        (lambda x, y: (x, y), "a Tensor:", r"in a list: \[\(x, y\)\]"),
+        (lambda x, y: [(x.numpy(), y.numpy())], "a tuple of ndarray, ndarray:", "torch.as_tensor"),
+        (lambda x, y: [(x, y.tolist())], "a tuple of Tensor, list:", "def loss_fn"),
+    ],
+    ids=["one batch without a list", "numpy", "list of labels"],
+)
+def test_a_batch_that_is_not_understood_is_described(balanced, form, hint):
+    bilevel = started(aanet())
+    before = alphas(bilevel.model)
+    with pytest.raises(ConfigurationError, match=f"(?s)balanced batch is {form}.*{hint}"):
+        bilevel.after_epoch(balanced(*samples()))
+    assert torch.equal(alphas(bilevel.model), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_labels_may_be_integers_of_any_size(dtype):
+    assert torch.equal(learned([(x, y.to(dtype)) for x, y in loader()]), learned(loader()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_labels_that_are_no_integers_are_refused(dtype):
+    batches = [(x, y.to(dtype)) for x, y in loader()]
+    with pytest.raises(ConfigurationError, match=rf"are {dtype}: must be integers.*y\.long\(\)"):
+        started(aanet()).after_epoch(batches)
+
+
 # -- outputs -----------------------------------------------------------------------------------
 
 
