@@ -63,9 +63,9 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_refused_too():
     ("batch", "message"),
     [
         (samples()[0], "is a Tensor: must"),
-        ((samples()[0],), "is a tuple: must"),
+        ((samples()[0],), "is a tuple of Tensor: must"),
         ({"x": samples()[0], "class": samples()[1]}, "is a dict with 'x', 'class': must"),
-        (("x", "y"), "is a tuple: must"),
+        (("x", "y"), "is a tuple of str, str: must"),
         (None, "NoneType"),
         (3, "int"),
     ],
