@@ -108,6 +108,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=results, help="what is kept of finished runs")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     parser.add_argument("--match", default="*", help="only runs with such a name, as lucir-*-N5-*")
+    parser.add_argument(
+        "--precision", choices=("bf16", "no"), default="bf16", help="no: float32 (default: bf16)"
+    )
     parser.add_argument("--status", action="store_true", help="say how far the runs are, and end")
     parser.add_argument("--trial", action="store_true", help="1 epoch and 25 images per class")
     args = parser.parse_args()
@@ -121,7 +124,7 @@ def main() -> None:
         epochs=1 if small else 5,
         batch_size=64,
         exemplars=20,
-        precision="bf16",
+        precision=args.precision,
     )
     wanted = [run for run in PLAN if fnmatch.fnmatch(run.name, args.match)]
     jobs = [job_of(setting, run) for run in PLAN]
