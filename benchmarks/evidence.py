@@ -11,7 +11,6 @@ runs are. evidence_tables.py makes tables and pictures from --keep.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import fnmatch
 import shutil
 import time
@@ -39,11 +38,10 @@ def job_of(setting: Setting, planned: Planned) -> Job:
     protocol = PROTOCOLS[planned.protocol]
     source = Source("cifar100", setting.data, setting.images)
     data = source.load()
-    training = setting.training
     shared = Shared(
         setting.backbone,
         Memory(per_class=setting.exemplars),
-        dataclasses.replace(training, epochs=round(training.epochs * protocol.epochs)),
+        setting.training,
         data.classes,
         data.input_shape,
     )

@@ -20,8 +20,6 @@ class Protocol:
     label: str
     base_classes: int
     phases: int
-    epochs: float = 1.0
-    """Times the epochs of each later phase."""
 
     @property
     def increments(self) -> list[int]:
@@ -33,8 +31,7 @@ PROTOCOLS = {
     "N5": Protocol("50 classes, then 5 phases of 10", 50, 5),
     "N10": Protocol("50 classes, then 10 phases of 5", 50, 10),
     "N25": Protocol("50 classes, then 25 phases of 2", 50, 25),
-    # Without a large first phase the later ones have to learn the features, so they are longer.
-    "scratch": Protocol("10 phases of 10 classes", 0, 10, epochs=3.0),
+    "scratch": Protocol("10 phases of 10 classes", 0, 10),
 }
 
 

@@ -47,6 +47,17 @@ class Finished:
         return float(self.rows[-1][rule or self.rule][name])
 
     @property
+    def precision(self) -> str:
+        """The number format of the network."""
+        return {"no": "float32"}.get(self.config["precision"], self.config["precision"])
+
+    @property
+    def start(self) -> tuple[Any, ...]:
+        """Runs for which this is equal can be compared: they begin with the same first phase."""
+        first = self.rows[0]["head"]["all"]
+        return self.planned.seed, self.planned.order, self.precision, first
+
+    @property
     def minutes(self) -> float:
         """Processor time of all phases but the first, which runs share."""
         return sum(self.seconds[1 : len(self.rows)]) / 60
@@ -104,12 +115,10 @@ def intransigence_of(run: Finished, runs: dict[Planned, Finished]) -> float | No
 
 
 def matched(some: Sequence[Finished], first: str, second: str) -> list[tuple[Finished, Finished]]:
-    """Runs of two arms with the same seed and class order."""
-    places = {
-        (run.planned.seed, run.planned.order): run for run in some if run.planned.arm == second
-    }
+    """Runs of two arms that begin with the same first phase."""
+    others = {run.start: run for run in some if run.planned.arm == second}
     return [
-        (run, places[run.planned.seed, run.planned.order])
+        (run, others[run.start])
         for run in some
-        if run.planned.arm == first and (run.planned.seed, run.planned.order) in places
+        if run.planned.arm == first and run.start in others
     ]

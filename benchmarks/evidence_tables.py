@@ -76,7 +76,9 @@ def pairs_table(some: Sequence[Finished], pairs: Sequence[Pair]) -> str:
             pooled += both
             if both:
                 seeds = ", ".join(str(one.planned.seed) for one, _ in both)
-                rows.append([words, title_of(method), protocol, seeds, *differences(both)])
+                precisions = ", ".join(dict.fromkeys(one.precision for one, _ in both))
+                phases = f"{protocol}, {precisions}"
+                rows.append([words, title_of(method), phases, seeds, *differences(both)])
         if len({one.planned.method for one, _ in pooled}) > 1:
             protocols = ", ".join(dict.fromkeys(one.planned.protocol for one, _ in pooled))
             _, *mean = differences(pooled)
@@ -214,9 +216,9 @@ SECTIONS = [
     ),
     Section(
         "More phases",
-        "The first phase is the same for 5, 10 and 25 phases, and the average has one more "
-        "accuracy for each phase. A gain that grows with the phases is seen between rows, with two "
-        "seeds; the rows do not share the later phases, so there is no pair to subtract.",
+        "The average has one more accuracy for each phase. A gain that grows with the phases is "
+        "seen between rows, with few seeds; the rows do not share the later phases, so there is no "
+        "pair to subtract. Rows in another precision do not share the first phase either.",
         MAIN,
         GAINS,
         methods=BOTH,
@@ -241,8 +243,7 @@ SECTIONS = [
     ),
     Section(
         "From scratch",
-        "No large first phase: the stable branch is a network that knows 10 classes. 15 epochs in "
-        "each later phase, so these accuracies do not compare with those above.",
+        "No large first phase: the stable branch is a network that knows 10 classes.",
         ("plain", "learned", "update_base"),
         [("learned", "plain"), ("update_base", "plain"), ("update_base", "learned")],
         methods=BOTH,
@@ -266,8 +267,8 @@ CAPTION = (
     "a phase are below joint training, mean over later phases; – where no joint run is finished. "
     "Less is better for both. Parameters are those of the network with 100 classes, MB those and "
     "the exemplars, minutes the processor time of all phases but the first. Differences are in "
-    "points, between runs with the same seed, class order and first phase; intervals are Student's "
-    "over these pairs."
+    "points, between runs with the same seed, class order, precision and first phase; intervals "
+    "are Student's over these pairs."
 )
 
 
