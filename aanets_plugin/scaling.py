@@ -73,8 +73,7 @@ class Scaled(FrozenParameters):
         """The product W ⊙ φ, which cannot be written into."""
         kernel: Tensor = self._buffers["weight"]  # type: ignore[assignment]
         if torch.compiler.is_compiling():
-            # The layout that inductor would choose crashes the backward of convolutions on the CPU.
-            return (kernel * (1 + self.delta)).contiguous()
+            return _laid_out_as(kernel, kernel * (1 + self.delta))
         if self._computes:
             return kernel * (1 + self.delta)
         return (kernel * (1 + _whole(self.delta))).as_subclass(ReadOnly)
@@ -124,6 +123,17 @@ def _whole(tensor: Tensor) -> Tensor:
     """The tensor, gathered from all processes if FSDP2 keeps it in shards between forwards."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
+
+
+def _laid_out_as(kernel: Tensor, product: Tensor) -> Tensor:
+    """The product in the memory format of the kernel, whatever inductor would choose.
+
+    Another one can crash the backward of a convolution on the CPU, or make it slower.
+    """
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(kernel.ndim)
+    if last is not None and kernel.is_contiguous(memory_format=last):
+        return product.contiguous(memory_format=last)
+    return product.contiguous()
 
 
 def scale(tree: nn.Module) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aanets_plugin import freeze_base, levels
+from aanets_plugin.scaling import scale
 from tests.core.hosts_setup import (
     DEFAULT,
     KINDS,
@@ -79,6 +80,26 @@ def compiler():
     torch._dynamo.reset()
     yield torch.compile
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "layout"),
+    [
+        (torch.nn.Conv2d, (4, 3, 3, 3), torch.channels_last),
+        (torch.nn.Conv2d, (4, 3, 3, 3), torch.contiguous_format),
+        (torch.nn.Conv3d, (4, 3, 3, 3, 3), torch.channels_last_3d),
+        (torch.nn.Linear, (4, 3), torch.contiguous_format),
+    ],
+    ids=["channels last", "channels first", "3d", "linear"],
+)
+def test_a_compiled_layer_computes_with_the_layout_of_its_kernel(kind, shape, layout, compiler):
+    layer = kind(shape[1], shape[0], 3) if len(shape) > 2 else kind(shape[1], shape[0])
+    layer.to(memory_format=layout)
+    scale(layer)
+    weight = compiler(lambda: layer.weight * 1, backend="eager", fullgraph=True)()
+    assert weight.shape == shape
+    assert weight.is_contiguous(memory_format=layout)
+    assert weight.is_contiguous() == (layout == torch.contiguous_format)
 
 
 COMPILED = {  # the network, how it is converted, and whether it ran before it is compiled
