@@ -118,7 +118,5 @@ def matched(some: Sequence[Finished], first: str, second: str) -> list[tuple[Fin
     """Runs of two arms that begin with the same first phase."""
     others = {run.start: run for run in some if run.planned.arm == second}
     return [
-        (run, others[run.start])
-        for run in some
-        if run.planned.arm == first and run.start in others
+        (run, others[run.start]) for run in some if run.planned.arm == first and run.start in others
     ]
