@@ -21,8 +21,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -85,8 +86,20 @@ def start(data: tuple[Any, Any], folder: Path, training: Training, arm: str) -> 
     return folder / arm
 
 
-def seconds(data: tuple[Any, Any], started: Path, training: Training, arm: str) -> float:
-    """The processor time of the second phase, without that of compiling."""
+class Parts(NamedTuple):
+    """The processor time of a phase: of each epoch, and of everything else."""
+
+    epochs: list[float]
+    rest: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of the phase, with the median epoch for all: the first one may compile."""
+        return len(self.epochs) * statistics.median(self.epochs) + self.rest
+
+
+def measure(data: tuple[Any, Any], started: Path, training: Training, arm: str) -> Parts:
+    """Run the second phase."""
     epochs: list[float] = []
     with tempfile.TemporaryDirectory() as temporary:
         output = shutil.copytree(started, Path(temporary, "run"))
@@ -103,10 +116,23 @@ def seconds(data: tuple[Any, Any], started: Path, training: Training, arm: str) 
         begin = time.process_time()
         run.run_phase(1)
         total = time.process_time() - begin
-    if "compiled" in arm:  # in the first epoch
-        first, *others = epochs
-        total += statistics.median(others) - first
-    return total
+    return Parts(epochs, total - sum(epochs))
+
+
+def row(arm: str, measured: dict[str, list[Parts]]) -> str:
+    """A row of the table: ratios to the plain network, median and range over rounds."""
+
+    def ratio(value: Callable[[Parts], float]) -> str:
+        pairs = zip(measured[arm], measured["plain"], strict=True)
+        ratios = [value(own) / value(plain) for own, plain in pairs]
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+
+    values = [
+        lambda parts: parts.seconds,
+        lambda parts: statistics.median(parts.epochs),
+        lambda parts: parts.rest,
+    ]
+    return " | ".join([f"| {arm}", *map(ratio, values)]) + " |"
 
 
 def main() -> None:
@@ -134,43 +160,39 @@ def main() -> None:
         lr=0.01,
         channels_last=not args.no_channels_last,
     )
-    ratios: dict[str, list[float]] = {arm: [] for arm in arms}
-    plain = []
+    measured: dict[str, list[Parts]] = {arm: [] for arm in arms}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         data = phases(folder)
         started = {arm: start(data, folder, training, arm) for arm in arms}
         for repeat in tqdm(range(-1, args.repeats)):  # the first round warms up
-            times = {arm: seconds(data, started[arm], training, arm) for arm in arms}
-            if repeat >= 0:
-                plain.append(times["plain"])
-                for arm, value in times.items():
-                    ratios[arm].append(value / times["plain"])
-    rows = [
-        f"| {arm} | {statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f}) |"
-        for arm, values in ratios.items()
-    ]
+            for arm in arms:
+                parts = measure(data, started[arm], training, arm)
+                if repeat >= 0:
+                    measured[arm].append(parts)
+                print(f"{arm}: {parts.seconds:.1f} s, epochs {parts.epochs}", file=sys.stderr)
+    plain = statistics.median(parts.seconds for parts in measured["plain"])
     text = "\n".join(
         [
             "# Speed of a phase",
             "",
             "Processor time of a complete incremental phase of LUCIR (epochs, α, herding, means, "
             "measuring, saving), as a ratio to the plain network's in the same round: median "
-            "(range) over rounds. The time to compile is left out, as it does not depend on the "
-            "number of epochs.",
+            "(range) over rounds. A phase is its median epoch times their number, and the rest; so "
+            "the time to compile is left out, which does not depend on the number of epochs.",
             "",
             f"ResNet-32, {NEW} new classes with {IMAGES} images and {BASE} old ones with "
             f"{EXEMPLARS} exemplars, batches of 64, {args.epochs} epochs, "
             f"{(BASE + NEW) * TEST_IMAGES} test images. The plain phase took "
-            f"{statistics.median(plain):.1f} s.",
+            f"{plain:.1f} s.",
             "",
             f"`python {shlex.join(['benchmarks/phase_speed.py', *sys.argv[1:]])}`: {args.repeats} "
             f"rounds, one thread, seed 0, torch {torch.__version__.split('+')[0]}, "
             f"Python {platform.python_version()}, CPU.",
             "",
-            "| | phase |",
-            "|---|---|",
-            *rows,
+            "| | phase | epoch | rest |",
+            "|---|---|---|---|",
+            *(row(arm, measured) for arm in arms),
         ]
     )
     args.output.parent.mkdir(parents=True, exist_ok=True)
