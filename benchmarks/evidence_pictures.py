@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from statistics import fmean
 
 from evidence_plan import BOTH, PAPER_ORDER, Planned
 from evidence_runs import Finished, matched, title_of
@@ -26,31 +26,34 @@ def draw_accuracy(own: Sequence[Finished], words: str, output: Path) -> str:
 
 
 def draw_phases(finished: dict[Planned, Finished], path: Path) -> bool:
-    """The gain over the number of phases; False if there is only one number."""
+    """The gain over the number of phases, a line for each seed; False if there is one number."""
     counts = {"N5": 5, "N10": 10, "N25": 25}
-    gains: dict[str, dict[int, list[float]]] = {method: {} for method in BOTH}
-    for method, own in gains.items():
-        for protocol, count in counts.items():
-            some = [
-                run
-                for planned, run in finished.items()
-                if (planned.method, planned.protocol) == (method, protocol)
-                and planned.order == PAPER_ORDER
-            ]
-            for one, other in matched(some, "learned", "plain"):
-                own.setdefault(count, []).append(one.value("average") - other.value("average"))
+    gains: dict[tuple[str, int], dict[int, float]] = {}
+    for method, (protocol, count) in product(BOTH, counts.items()):
+        some = [
+            run
+            for planned, run in finished.items()
+            if (planned.method, planned.protocol) == (method, protocol)
+            and planned.order == PAPER_ORDER
+        ]
+        for one, other in matched(some, "learned", "plain"):
+            gain = one.value("average") - other.value("average")
+            gains.setdefault((method, one.planned.seed), {})[count] = gain
     drawn = sorted({count for own in gains.values() for count in own})
     if len(drawn) < 2:
         return False
     figure, (axes,) = new_figure(6.0, 4.2)
-    for (method, own), marker, color in zip(gains.items(), "os", OTHERS[2:], strict=False):
-        means = [fmean(values) for values in own.values()]
-        axes.plot(list(own), means, marker=marker, color=color, label=title_of(method))
-        for count, values in own.items():
-            axes.plot([count] * len(values), values, "_", color=color, markersize=12)
+    colors = dict(zip(BOTH, OTHERS[2:], strict=False))
+    for (method, seed), own in sorted(gains.items()):
+        style = {
+            "color": colors[method],
+            "marker": "os^"[seed],
+            "linestyle": ["-", "--", ":"][seed],
+        }
+        axes.plot(list(own), list(own.values()), label=f"{title_of(method)}, seed {seed}", **style)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="phases after the first", ylabel="gain of average accuracy (points)")
-    axes.set_title("AANets, learned α, against the plain network; dashes: single seeds")
+    axes.set_title("Gain of AANets (learned α), by seed")
     axes.set_xticks(drawn)
     axes.legend()
     save(figure, path)

@@ -266,7 +266,8 @@ CAPTION = (
     "are below their best accuracy in an earlier phase. Intransigence: how far the new classes of "
     "a phase are below joint training, mean over later phases; – where no joint run is finished. "
     "Less is better for both. Parameters are those of the network with 100 classes, MB those and "
-    "the exemplars, minutes the processor time of all phases but the first. Differences are in "
+    "the exemplars, minutes the processor time of all phases but the first; those of runs in "
+    "float32 are of a slower processor. Differences are in "
     "points, between runs with the same seed, class order, precision and first phase; intervals "
     "are Student's over these pairs."
 )
