@@ -5,7 +5,7 @@ import ast
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     subparsers = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True
     )
+    execute: Callable[[argparse.Namespace], None] | None = None
     for name in command_names():
         text = _docstring(name)
         subparser = subparsers.add_parser(
@@ -46,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if argv[:1] == [name]:  # the others need not be imported
             module = import_module(f"{commands.__name__}.{name}")
             module.add_arguments(subparser)
-            subparser.set_defaults(execute=module.execute, parser=subparser)
+            execute = module.execute
     args = parser.parse_args(argv)
-    with errors_as_messages(args.parser):
-        args.execute(args)
+    assert execute is not None  # otherwise the parser has ended the program
+    with errors_as_messages(subparsers.choices[args.command]):
+        execute(args)
 
 
 def command_names() -> list[str]:

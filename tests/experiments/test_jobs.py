@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aanets_plugin.baselines import LUCIR
-from aanets_plugin.experiments import cli
+from aanets_plugin.experiments import cli, command
 from aanets_plugin.experiments.cli import main
 
 pytestmark = pytest.mark.slow
@@ -46,6 +46,14 @@ def test_runs_side_by_side_have_the_results_of_runs_one_after_another(tmp_path, 
         assert (tmp_path / "jobs" / name / "checkpoint" / "base.pt").exists() == ("plain" in name)
     for name in ("summary.md", "costs.md", "costs.csv", "accuracy.png", "alpha.png", "report.html"):
         assert (tmp_path / "jobs" / name).stat().st_size > 0
+
+
+def test_the_program_hands_its_options_to_other_processes(tmp_path, capsys):
+    command.main(["run", "lucir", *TINY, "--no-aanet", "--jobs", "1", "--output", "jobs"])
+    assert "2 of 2 runs are left to do" in capsys.readouterr().out
+    for name in ("plain-0", "plain-1"):
+        rows = (tmp_path / "jobs" / name / "metrics.jsonl").read_text(encoding="utf-8")
+        assert len(rows.splitlines()) == 2
 
 
 def test_a_run_that_fails_is_told_and_the_others_are_finished(tmp_path, capsys, monkeypatch):
