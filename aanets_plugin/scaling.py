@@ -128,7 +128,8 @@ def _whole(tensor: Tensor) -> Tensor:
 def _laid_out_as(kernel: Tensor, product: Tensor) -> Tensor:
     """The product in the memory format of the kernel, whatever inductor would choose.
 
-    Another one can crash the backward of a convolution on the CPU, or make it slower.
+    An earlier version of this package met a layout that crashed the backward of convolutions on the
+    CPU. Eager mode computes in the kernel's own format, too.
     """
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(kernel.ndim)
     if last is not None and kernel.is_contiguous(memory_format=last):
