@@ -4,7 +4,7 @@ import copy
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,8 +16,10 @@ from aanets_plugin.errors import UnsupportedModelError
 from aanets_plugin.levels import Branches
 from aanets_plugin.scaling import release
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def fold(model: nn.Module) -> nn.Module:
+
+def fold(model: Model) -> Model:
     """Return a copy of `model` for inference, with the same outputs and fewer operations.
 
     φ is multiplied into the kernels. A BatchNorm is fused into the convolution before it if tracing

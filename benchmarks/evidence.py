@@ -105,7 +105,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="run folders")
     parser.add_argument("--keep", type=Path, default=results, help="what is kept of finished runs")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
-    parser.add_argument("--match", default="*", help="only runs with such a name, as lucir-*-N5-*")
+    parser.add_argument(
+        "--match",
+        nargs="+",
+        default=["*"],
+        metavar="NAME",
+        help="only runs with such names, as lucir-*-N5-*, in this order (default: all)",
+    )
     parser.add_argument(
         "--precision", choices=("bf16", "no"), default="bf16", help="no: float32 (default: bf16)"
     )
@@ -124,7 +130,8 @@ def main() -> None:
         exemplars=20,
         precision=args.precision,
     )
-    wanted = [run for run in PLAN if fnmatch.fnmatch(run.name, args.match)]
+    named = [run for name in args.match for run in PLAN if fnmatch.fnmatch(run.name, name)]
+    wanted = list(dict.fromkeys(named))
     jobs = [job_of(setting, run) for run in PLAN]
     if args.status:
         status([job for job, run in zip(jobs, PLAN, strict=True) if run in wanted], args.keep)

@@ -234,8 +234,11 @@ def _check_targets(similarities: Tensor, targets: Tensor) -> None:
     classes = similarities.shape[1]
     if classes < 2:
         raise ConfigurationError("similarities has one column: must have at least two classes.")
-    # Reading the values on a GPU would wait for it. There, gather reports bad targets itself.
-    if targets.device.type == "cpu" and not ((targets >= 0) & (targets < classes)).all():
+    # Reading the values on a GPU would wait for it, and in compiled code it would split the graph.
+    # There, gather reports bad targets itself.
+    if torch.compiler.is_compiling() or targets.device.type != "cpu":
+        return
+    if not ((targets >= 0) & (targets < classes)).all():
         raise ConfigurationError(
             f"targets range from {int(targets.min())} to {int(targets.max())}: must be 0 to "
             f"{classes - 1}, the columns of similarities."

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from aanets_plugin.adapters.continuum.loaders import balanced_loader
 from aanets_plugin.adapters.continuum.phases import Phases
-from aanets_plugin.baselines.lifecycle import Backbone, MethodLoss, grow_head, teacher_of
+from aanets_plugin.baselines.lifecycle import Backbone, MethodLoss, grow_head
 from aanets_plugin.baselines.method import Method
 from aanets_plugin.config import AANetConfig
 from aanets_plugin.errors import ConfigurationError
@@ -236,7 +236,7 @@ class Run:
         if self.method.keeps_all_data:
             data = self.phases.train_so_far(phase)
         elif phase:
-            teacher = teacher_of(net)
+            teacher = self.trainer.teacher(net)
             data.add_samples(*exemplars.get())
         if phase:
             self._grow(phase)

@@ -12,18 +12,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
-from aanets_plugin.baselines.lifecycle import Features, features_of, sgd, train_epoch
+from aanets_plugin.baselines.lifecycle import Features, features_of, sgd, teacher_of, train_epoch
 from aanets_plugin.baselines.network import IncrementalNet
 from aanets_plugin.errors import NonFiniteLossError
 from aanets_plugin.experiments.randomness import generator, seed_everything
 from aanets_plugin.experiments.settings import Training
+from aanets_plugin.fold import fold
 from aanets_plugin.ranks import failing_together
 
 
 def default_accelerator(*, compiles: bool = False, **options: Any) -> Accelerator:
     """Return an Accelerator that splits each batch among the processes.
 
-    `compiles` compiles the training step with `torch.compile`. The others are its own options.
+    `compiles` compiles the training step with `torch.compile`, with a folded teacher, and folds the
+    network for features. The others are its own options.
     """
     # A phase has two batch sizes, the last one being smaller: each gets its own code.
     compiled = {"backend": "inductor", "dynamic": False} if compiles else {}
@@ -46,10 +48,23 @@ class Trainer:
         self.seed = seed
         self.show = progress and accelerator.is_main_process
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the training step is compiled."""
+        return bool(self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO)
+
+    def teacher(self, net: IncrementalNet) -> IncrementalNet:
+        """Return a frozen copy of the network; see `teacher_of`.
+
+        It is folded if the step is compiled. Like the compiled step itself, that changes the
+        results by rounding, so that the default is left as it is.
+        """
+        return fold(net) if self.compiles else teacher_of(net)
+
     def prepare(self, loss: nn.Module) -> tuple[Any, Any]:
         """Return the loss module and SGD on its parameters, ready to train."""
         self.accelerator.free_memory()
-        if self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
+        if self.compiles:
             # Code that was compiled often, for other phases, would not be compiled again.
             torch.compiler.reset()
         optimizer = sgd(loss, self.training.momentum, self.training.weight_decay)
@@ -89,6 +104,8 @@ class Trainer:
 
     def features(self, net: IncrementalNet, data: Any, flip: bool = False) -> Features:
         """Compute the features of all samples in order, with all processes; see `features_of`."""
+        if self.compiles:
+            net = self.teacher(net)
         batches = self._read(self.bar(self.loader(data), "features", "batch"))
         with self.accelerator.autocast():
             gather = self.accelerator.gather_for_metrics

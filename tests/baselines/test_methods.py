@@ -27,6 +27,7 @@ from aanets_plugin.baselines import (
     podnet_loss,
     stage_maps,
 )
+from aanets_plugin.baselines.lifecycle import MethodLoss
 from aanets_plugin.baselines.network import without_head
 from aanets_plugin.errors import ConfigurationError
 from tests.networks import shake
@@ -259,6 +260,15 @@ def test_no_gradient_reaches_the_teacher(method):
 
 
 # Mnemonics
+
+
+@pytest.mark.parametrize("method", [ICaRL(), LUCIR(), Mnemonics()], ids=lambda m: m.name)
+def test_a_training_step_compiles_in_one_piece(method):
+    net, teacher = student_and_teacher(method, converted=True)
+    step = MethodLoss(method, net, teacher)
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    x, y = images(), torch.tensor([0, 1, 2, 3, 4, 5])
+    torch.testing.assert_close(compiled(x, y), step(x, y))
 
 
 def test_learned_exemplars_teach_better_than_herded_ones_and_stay_in_bounds():

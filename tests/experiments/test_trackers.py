@@ -11,13 +11,15 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, TorchDynamoPlugin
 from torch import nn
 
-from aanets_plugin.baselines import CifarResNet
+from aanets_plugin import convert_to_aanet, freeze_base
+from aanets_plugin.baselines import LUCIR, CifarResNet
+from aanets_plugin.baselines.lifecycle import build_network
 from aanets_plugin.errors import ConfigurationError
 from aanets_plugin.experiments import AANets, Training
 from aanets_plugin.experiments.channels_last import allows_channels_last, to_channels_last
 from aanets_plugin.experiments.trackers import TRACKERS, tracker_options
-from aanets_plugin.experiments.trainer import default_accelerator
-from tests.experiments.run_setup import TRAINING, rows_of, saved, small_run
+from aanets_plugin.experiments.trainer import Trainer, default_accelerator
+from tests.experiments.run_setup import TRAINING, network, rows_of, saved, small_run
 
 SPLIT = {"base_classes": 6, "phases": 1}
 
@@ -140,12 +142,35 @@ def test_a_run_of_before_goes_on_as_it_began(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_training_step_gives_the_same_results(tmp_path):
+def test_a_compiled_run_gives_the_same_results_up_to_rounding(tmp_path):
     options = {"aanets": AANets(), "split": SPLIT}
-    eager = small_run(tmp_path / "eager", **options)
+    small_run(tmp_path / "eager", **options)
     # Everything but the making of kernels, which takes a minute.
     accelerator = default_accelerator(dynamo_plugin=TorchDynamoPlugin(backend="eager"))
-    compiled = small_run(tmp_path / "compiled", accelerator=accelerator, **options)
+    small_run(tmp_path / "compiled", accelerator=accelerator, **options)
 
     assert config_of(tmp_path / "compiled")["compile"] == "eager"
-    assert compiled == eager
+    eager, compiled = (saved(tmp_path / arm)["net"] for arm in ("eager", "compiled"))
+    assert compiled.keys() == eager.keys()
+    for name, value in eager.items():
+        # A few steps of training make more of a rounding.
+        torch.testing.assert_close(compiled[name], value, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_teacher_of_a_compiled_run_is_folded(compiles):
+    net = build_network(network, LUCIR(), 6, (3, 8, 8))
+    freeze_base(convert_to_aanet(net.backbone))
+    trainer = Trainer(default_accelerator(compiles=compiles), TRAINING, seed=0, progress=False)
+    x = torch.rand(4, 3, 8, 8)
+
+    teacher = trainer.teacher(net)
+    norms = [module for module in teacher.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert (not norms) == compiles
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert any(p.requires_grad for p in net.parameters())
+    features = trainer.features(net, [(image, 0) for image in x]).features
+    with torch.no_grad():
+        expected = net.eval().features(x)
+        torch.testing.assert_close(teacher.features(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
