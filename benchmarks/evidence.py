@@ -19,6 +19,7 @@ from pathlib import Path
 
 from accuracy import Setting
 from allocator import keep_memory
+from evidence_holdout import HoldoutRun
 from evidence_plan import ARMS, PLAN, PROTOCOLS, Planned
 
 from aanets_plugin.baselines import METHODS, Joint
@@ -26,6 +27,7 @@ from aanets_plugin.experiments.plan import Plan, Source
 from aanets_plugin.experiments.progress import Progress, describe
 from aanets_plugin.experiments.queue import Job, Queue
 from aanets_plugin.experiments.run_folder import RunFolder
+from aanets_plugin.experiments.runner import Run
 from aanets_plugin.experiments.settings import Memory
 from aanets_plugin.experiments.variants import Shared
 from aanets_plugin.experiments.workers import Workers, environments
@@ -55,6 +57,7 @@ def job_of(setting: Setting, planned: Planned) -> Job:
         precision=setting.precision,
         device="cpu",
         order=planned.order,
+        kind=HoldoutRun if planned.arm == "holdout" else Run,
     )
     return plan.job(setting.runs)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import product
 
-from aanets_plugin.experiments.variants import VARIANTS as ARMS
+from aanets_plugin.experiments.variants import VARIANTS, Variant
 
 __all__ = ["ARMS", "PLAN", "PROTOCOLS"]
 
+ARMS = {**VARIANTS, "holdout": Variant("AANets, α on held-out exemplars", {})}
+"""How runs of a method differ from the plain one; evidence_holdout.py has the one that is ours."""
 PAPER_ORDER = 1993
 """The seed of the paper's class order."""
 
@@ -103,6 +105,13 @@ GROUPS = [
     Group("The official update", [Planned("lucir", "official")]),
     Group(
         "Joint training, the reference of intransigence", [Planned("joint", seed=s) for s in SEEDS]
+    ),
+    Group(
+        "α on held-out exemplars",
+        [
+            Planned(m, "holdout", protocol, seed)
+            for protocol, seed, m in product(("N5", "N25"), SEEDS, BOTH)
+        ],
     ),
 ]
 

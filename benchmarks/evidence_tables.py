@@ -257,6 +257,17 @@ SECTIONS = [
         [("official", "plain"), ("official", "learned")],
         methods=("lucir",),
     ),
+    Section(
+        "α on held-out exemplars",
+        "α learns on a tenth of the exemplars, and as many images of each new class, which the "
+        "network does not train on: two of each class. The exemplars of an old class that are held "
+        "out are the same in all phases, but the network has trained on them when their class was "
+        "new.",
+        (*MAIN, "holdout"),
+        [("holdout", "learned"), ("holdout", "fixed"), ("holdout", "plain")],
+        methods=BOTH,
+        protocols=("N5", "N25"),
+    ),
 ]
 CAPTION = (
     "Accuracies are in per cent by the rule that the method's authors report (iCaRL: nearest mean, "

@@ -56,6 +56,8 @@ class Plan:
     device: str = "auto"
     order: int = PAPER_SEED
     """The seed that shuffles the classes. Default: the paper's."""
+    kind: type[Run] = Run
+    """The class of the run."""
 
     @property
     def first_phase(self) -> Hashable:
@@ -83,7 +85,7 @@ class Plan:
         data, own = self.source.load(), self.settings
         order = paper_order(data.classes, self.order)
         train, test = scenarios(data, increments=self.increments, order=order)
-        return Run(
+        return self.kind(
             train,
             test,
             own.backbone,

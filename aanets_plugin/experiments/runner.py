@@ -5,7 +5,6 @@ fine-tune, measure, save. Random numbers depend on the seed, the phase and the e
 checkpoint need not store their state, and a resumed run is bit-identical.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -229,15 +228,10 @@ class Run:
 
     def _learn(self, phase: int) -> None:
         """Train the epochs of a phase, starting after the last one that was saved."""
-        net, exemplars = self.state.net, self.state.exemplars
-        new = self.phases.train(phase)
-        teacher = None
-        data = copy.copy(new)
-        if self.method.keeps_all_data:
-            data = self.phases.train_so_far(phase)
-        elif phase:
-            teacher = self.trainer.teacher(net)
-            data.add_samples(*exemplars.get())
+        net = self.state.net
+        data = self.training_data(phase)
+        distils = phase and not self.method.keeps_all_data
+        teacher = self.trainer.teacher(net) if distils else None
         if phase:
             self._grow(phase)
         if self.state.bilevel is not None:
@@ -252,7 +246,7 @@ class Run:
         for epoch in bar:
             rate = lr * self.training.factor(epoch, epochs, schedule)
             loss = self.trainer.train(loss_module, optimizer, rate, data, phase, epoch)
-            self._update_alpha(data if self.method.keeps_all_data else new, phase, epoch)
+            self.update_alpha(data, phase, epoch)
             alphas = {name: level.alpha for name, level in named_levels(net).items()}
             first = {f"alpha/{n}": a[0].item() for n, a in alphas.items() if a is not None}
             with self.trainer.together():
@@ -271,8 +265,17 @@ class Run:
             samples = self.trainer.features(net, self.phases.train_as_test(phase))
         grow_head(self.method, net, new, samples, generator(self.seed, phase))
 
-    def _update_alpha(self, new: Any, phase: int, epoch: int) -> None:
-        """Update α (Eq. 8) on the exemplars and as many samples of each new class, or all."""
+    def training_data(self, phase: int) -> Any:
+        """The samples that the network learns in a phase: new ones and exemplars, or all so far."""
+        if self.method.keeps_all_data:
+            return self.phases.train_so_far(phase)
+        data = self.phases.train(phase)
+        if phase:
+            data.add_samples(*self.state.exemplars.get())
+        return data
+
+    def update_alpha(self, data: Any, phase: int, epoch: int) -> None:
+        """Update α (Eq. 8) on a balanced subset of `data`, or on all of them."""
         bilevel = self.state.bilevel
         if bilevel is None or self.aanets is None:
             return
@@ -281,8 +284,7 @@ class Run:
 
         def balanced() -> Any:
             loader = balanced_loader(
-                new,
-                self.state.exemplars,
+                data,
                 per_class=per_class,
                 balanced=is_balanced,
                 batch_size=self.training.batch_size,
