@@ -107,10 +107,12 @@ class Branches(nn.Module):
     def _protected(self, branch: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a branch with copies of the tensors, or with views if it does not write to them.
 
-        In eager mode the first call finds out, once in train mode and once in eval mode. Later
-        calls check that it is still so.
+        The first call in train mode, and that in eval mode, finds out. Later calls check that it is
+        still so. Compiled code always copies.
         """
-        writes = self._writes_input.get(self.training)
+        compiling = torch.compiler.is_compiling()
+        # Compiled code copies: it would be compiled again after each call that finds something out.
+        writes = None if compiling else self._writes_input.get(self.training)
         own: list[Any] = []
 
         def protect(x: Any) -> Any:
@@ -120,7 +122,7 @@ class Branches(nn.Module):
             return own[-1]
 
         own_args, own_kwargs = map_tensors(protect, args), map_tensors(protect, kwargs)
-        if torch.compiler.is_compiling():
+        if compiling:
             return branch(*own_args, **own_kwargs)
         watched = [x for x in own if isinstance(x, Tensor) and not x.is_inference()]
         versions = [x._version for x in watched]

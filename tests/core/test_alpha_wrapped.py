@@ -47,6 +47,24 @@ def test_a_wrapped_model_learns_the_same_alpha_and_uses_it(wrap):
     assert (after - before).abs().max() > 1e-4
 
 
+@pytest.mark.slow
+def test_a_training_step_is_not_compiled_again_after_an_update():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    model = aanet().train()
+    bilevel, wrapped = started(model), torch.compile(model, backend=backend)
+    x, y = samples()
+    for _ in range(2):
+        F.cross_entropy(wrapped(x), y).backward()
+        bilevel.after_epoch(loader())
+    assert model.training
+    assert len(graphs) == 1
+
+
 def test_an_update_under_autocast_is_close_to_the_one_in_float32():
     """bfloat16 has 8 bits: a step may be off by some per cent, not by its size."""
     options = {"normalize": False, "lr": 0.5, "updates": 1}
