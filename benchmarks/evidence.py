@@ -11,6 +11,7 @@ runs are. evidence_tables.py makes tables and pictures from --keep.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import shutil
 import time
@@ -48,10 +49,15 @@ def job_of(setting: Setting, planned: Planned) -> Job:
         data.input_shape,
     )
     method = {**METHODS, "joint": Joint}[planned.method]()
+    settings = shared.settings(method, ARMS[planned.arm])
+    if planned.arm == "half_lr":
+        base, later = settings.training.lr_of(0), settings.training.lr / 2
+        slower = dataclasses.replace(settings.training, base_lr=base, lr=later)
+        settings = dataclasses.replace(settings, training=slower)
     plan = Plan(
         planned.name,
         source,
-        shared.settings(method, ARMS[planned.arm]),
+        settings,
         tuple(protocol.increments),
         planned.seed,
         precision=setting.precision,

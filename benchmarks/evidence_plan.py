@@ -9,8 +9,12 @@ from aanets_plugin.experiments.variants import VARIANTS, Variant
 
 __all__ = ["ARMS", "PLAN", "PROTOCOLS"]
 
-ARMS = {**VARIANTS, "holdout": Variant("AANets, α on held-out exemplars", {})}
-"""How runs of a method differ from the plain one; evidence_holdout.py has the one that is ours."""
+ARMS = {
+    **VARIANTS,
+    "holdout": Variant("AANets, α on held-out exemplars", {}),
+    "half_lr": Variant("plain, half the learning rate"),
+}
+"""How runs of a method differ from the plain one. The last two are made in evidence.py."""
 PAPER_ORDER = 1993
 """The seed of the paper's class order."""
 
@@ -112,6 +116,10 @@ GROUPS = [
             Planned(m, "holdout", protocol, seed)
             for protocol, seed, m in product(("N5", "N25"), SEEDS, BOTH)
         ],
+    ),
+    Group(
+        "Half the learning rate",
+        [Planned(m, "half_lr", seed=seed) for seed, m in product(SEEDS, BOTH)],
     ),
 ]
 

@@ -198,18 +198,21 @@ SECTIONS = [
         "What remains of the gain if the plain network gets the time of AANets (11 epochs for 5) "
         "or their memory (24 exemplars for 20), and if AANets get only the memory of the plain "
         "network (16 exemplars). All + all: its branches stay equal, so it is one branch whose "
-        "gradients are halved. More epochs can also harm a plain network that forgets; the row "
+        "gradients are halved; half the learning rate is the plain network with nothing else "
+        "changed. More epochs can also harm a plain network that forgets; the row "
         "says nothing about other ways to spend the time.",
-        CONTROLS,
+        (*CONTROLS, "half_lr"),
         [
             ("learned", "plain"),
             ("learned", "compute"),
             ("learned", "memory"),
             ("strict", "plain"),
             ("learned", "all_all"),
+            ("learned", "half_lr"),
             ("compute", "plain"),
             ("memory", "plain"),
             ("all_all", "plain"),
+            ("half_lr", "plain"),
         ],
         methods=BOTH,
         picture="controls",
