@@ -60,12 +60,12 @@ def arms_table(some: Sequence[Finished], runs: dict[Planned, Finished]) -> str:
 
 
 def pairs_table(some: Sequence[Finished], pairs: Sequence[Pair]) -> str:
-    """For each pair of arms a row for each method and protocol, and one that pools methods."""
+    """For each pair of arms a row for each method and protocol, and rows that pool methods."""
     rows = []
     for first, second in pairs:
         words = f"{ARMS[first].label} - {ARMS[second].label}"
-        pooled: list[tuple[Finished, Finished]] = []
-        kinds = list(dict.fromkeys((run.planned.method, run.planned.protocol) for run in some))
+        pooled: dict[str, list[tuple[Finished, Finished]]] = {}
+        kinds = dict.fromkeys((run.planned.method, run.planned.protocol) for run in some)
         for method, protocol in kinds:
             own = [
                 run
@@ -73,16 +73,16 @@ def pairs_table(some: Sequence[Finished], pairs: Sequence[Pair]) -> str:
                 if (run.planned.method, run.planned.protocol) == (method, protocol)
             ]
             both = matched(own, first, second)
-            pooled += both
+            pooled.setdefault(protocol, []).extend(both)
             if both:
                 seeds = ", ".join(str(one.planned.seed) for one, _ in both)
                 precisions = ", ".join(dict.fromkeys(one.precision for one, _ in both))
                 phases = f"{protocol}, {precisions}"
                 rows.append([words, title_of(method), phases, seeds, *differences(both)])
-        if len({one.planned.method for one, _ in pooled}) > 1:
-            protocols = ", ".join(dict.fromkeys(one.planned.protocol for one, _ in pooled))
-            _, *mean = differences(pooled)
-            rows.append([words, "pooled", protocols, f"{len(pooled)} pairs", "", *mean])
+        for protocol, both in pooled.items():
+            if len({one.planned.method for one, _ in both}) > 1:
+                _, *mean = differences(both)
+                rows.append([words, "pooled", protocol, f"{len(both)} pairs", "", *mean])
     if not rows:
         return "No pair of runs is finished."
     header = ["difference", "method", "phases", "seeds", "average, by seed", "mean"]
