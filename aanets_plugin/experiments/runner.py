@@ -231,7 +231,7 @@ class Run:
         net = self.state.net
         data = self.training_data(phase)
         distils = phase and not self.method.keeps_all_data
-        teacher = self.trainer.teacher(net) if distils else None
+        teacher = self.trainer.frozen_copy(net) if distils else None
         if phase:
             self._grow(phase)
         if self.state.bilevel is not None:

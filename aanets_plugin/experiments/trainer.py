@@ -53,8 +53,8 @@ class Trainer:
         """Whether the training step is compiled."""
         return bool(self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO)
 
-    def teacher(self, net: IncrementalNet) -> IncrementalNet:
-        """Return a frozen copy of the network; see `teacher_of`.
+    def frozen_copy(self, net: IncrementalNet) -> IncrementalNet:
+        """Return a copy of the network that only predicts; see `teacher_of`.
 
         It is folded if the step is compiled. Like the compiled step itself, that changes the
         results by rounding, so that the default is left as it is.
@@ -105,7 +105,7 @@ class Trainer:
     def features(self, net: IncrementalNet, data: Any, flip: bool = False) -> Features:
         """Compute the features of all samples in order, with all processes; see `features_of`."""
         if self.compiles:
-            net = self.teacher(net)
+            net = self.frozen_copy(net)
         batches = self._read(self.bar(self.loader(data), "features", "batch"))
         with self.accelerator.autocast():
             gather = self.accelerator.gather_for_metrics

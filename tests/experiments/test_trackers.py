@@ -158,13 +158,13 @@ def test_a_compiled_run_gives_the_same_results_up_to_rounding(tmp_path):
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_the_teacher_of_a_compiled_run_is_folded(compiles):
+def test_networks_that_only_predict_are_folded_in_a_compiled_run(compiles):
     net = build_network(network, LUCIR(), 6, (3, 8, 8))
     freeze_base(convert_to_aanet(net.backbone))
     trainer = Trainer(default_accelerator(compiles=compiles), TRAINING, seed=0, progress=False)
     x = torch.rand(4, 3, 8, 8)
 
-    teacher = trainer.teacher(net)
+    teacher = trainer.frozen_copy(net)
     norms = [module for module in teacher.modules() if isinstance(module, nn.BatchNorm2d)]
     assert (not norms) == compiles
     assert not any(p.requires_grad for p in teacher.parameters())
