@@ -259,9 +259,6 @@ def test_no_gradient_reaches_the_teacher(method):
     assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
 
 
-# Mnemonics
-
-
 @pytest.mark.parametrize("method", [ICaRL(), LUCIR(), Mnemonics()], ids=lambda m: m.name)
 def test_a_training_step_compiles_in_one_piece(method):
     net, teacher = student_and_teacher(method, converted=True)
@@ -269,6 +266,9 @@ def test_a_training_step_compiles_in_one_piece(method):
     compiled = torch.compile(step, fullgraph=True, backend="eager")
     x, y = images(), torch.tensor([0, 1, 2, 3, 4, 5])
     torch.testing.assert_close(compiled(x, y), step(x, y))
+
+
+# Mnemonics
 
 
 def test_learned_exemplars_teach_better_than_herded_ones_and_stay_in_bounds():
